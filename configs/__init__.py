@@ -1,0 +1,1 @@
+"""The typed config tree and the shipped TOML files. Imports nothing of ours."""

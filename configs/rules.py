@@ -1,0 +1,73 @@
+"""Rules that span several tables of the config. Each refusal is one line: what is wrong, and what to do."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from configs.schema import Config
+
+
+def check_tree(config: "Config") -> None:
+    """Raises ValueError with one line for the first rule that does not hold."""
+    for rule in (_sampling_contract, _group_sizes, _batch_shape, _no_deadlock, _recipe):
+        rule(config)
+
+
+def _sampling_contract(config: "Config") -> None:
+    """The engine's log-prob is over the full vocabulary at the temperature, before any truncation or penalty."""
+    sampling = config.sampling
+    if sampling.temperature <= 0:
+        raise ValueError("sampling.temperature must be above 0: a greedy policy has no log-prob to train on")
+    neutral = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0,
+               "min_new_tokens": 0, "ignore_eos": False, "logit_bias": {}}
+    for key, value in neutral.items():
+        if getattr(sampling, key) != value:
+            raise ValueError(f"sampling.{key} = {getattr(sampling, key)!r}: the engine's log-prob is taken before {key} acts, so it would not "
+                             f"be the distribution sampled from; set it to {value!r}")
+
+
+def _group_sizes(config: "Config") -> None:
+    n, least = config.sampling.n, config.replay.min_scored or config.sampling.n
+    if least > n:
+        raise ValueError(f"replay.min_scored = {least} is more than sampling.n = {n}")
+    if config.recipe.estimator == "rloo" and least < 2:
+        raise ValueError("recipe.estimator = 'rloo' leaves one out, so it needs at least two scored samples: "
+                         "set sampling.n >= 2 and replay.min_scored >= 2")
+
+
+def _batch_shape(config: "Config") -> None:
+    learner = config.learner
+    groups, steps, ranks = learner.groups_per_update, learner.steps_per_update, learner.ranks
+    if groups % steps:
+        raise ValueError(f"learner.groups_per_update = {groups} cannot be split into learner.steps_per_update = {steps} minibatches of whole groups")
+    check_ranks(groups // steps, ranks)
+
+
+def check_ranks(groups_per_step: int, ranks: int) -> None:
+    """Also called by the learner with the number of ranks that torchrun really started."""
+    if groups_per_step % ranks:
+        raise ValueError(f"{groups_per_step} groups per optimizer step cannot be shared by {ranks} ranks: make "
+                         f"learner.groups_per_update / learner.steps_per_update a multiple of the number of ranks")
+
+
+def _no_deadlock(config: "Config") -> None:
+    need = (config.replay.max_staleness + 1) * config.learner.groups_per_update * config.sampling.n
+    if config.replay.max_rollouts < need:
+        raise ValueError(f"replay.max_rollouts = {config.replay.max_rollouts} would deadlock: a budget of {config.replay.max_staleness} may hold "
+                         f"(max_staleness + 1) x groups_per_update x n = {need} rollouts; raise it or lower the budget")
+
+
+def _recipe(config: "Config") -> None:
+    recipe = config.recipe
+    if recipe.engine_low >= recipe.engine_high:
+        raise ValueError(f"recipe.engine_low = {recipe.engine_low} must be below recipe.engine_high = {recipe.engine_high}")
+    if recipe.aggregation == "constant" and recipe.constant is None:
+        raise ValueError("recipe.aggregation = 'constant' needs recipe.constant, e.g. the longest response allowed")
+    if recipe.group_mass_cap is not None and recipe.objective != "score":
+        raise ValueError("recipe.group_mass_cap weighs the total ratio, so with a ratio in the objective it would correct twice: "
+                         "use recipe.objective = 'score'")
+    if recipe.base == "prox" and recipe.objective in ("ppo", "gppo", "gspo", "cispo") and config.learner.steps_per_update == 1:
+        raise ValueError("recipe.base = 'prox' with learner.steps_per_update = 1: cur/prox is identically 1, so clipping would never act; "
+                         "use base = 'old' or more steps per update")
+    if recipe.objective == "score" and recipe.engine != "none" and recipe.group_mass_cap is None and config.replay.max_staleness > 0:
+        raise ValueError("recipe.objective = 'score' with an engine corrector leaves staleness uncorrected above replay.max_staleness = 0: use a ratio "
+                         "objective (ppo, cispo, ...) or recipe.group_mass_cap")

@@ -1,0 +1,1 @@
+"""What two processes must agree on: records, messages, their encoding, the weight manifest, sockets, errors. No torch."""
