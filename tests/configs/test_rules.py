@@ -1,0 +1,104 @@
+"""Bad input gets one line that names the key; the rules that span tables each refuse what they should and nothing else."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.load import check_name, load, validate
+
+BASE: dict[str, Any] = {"model": {"path": "m"}, "task": {"train": "t.jsonl"}}
+
+
+def tree(**tables: dict[str, Any]) -> dict[str, Any]:
+    return {**BASE, **{name: {**BASE.get(name, {}), **table} for name, table in tables.items()}}
+
+
+REFUSED = [
+    (tree(sampling={"top_p": 0.9}), "sampling.top_p"),
+    (tree(sampling={"top_k": 50}), "sampling.top_k"),
+    (tree(sampling={"min_p": 0.1}), "sampling.min_p"),
+    (tree(sampling={"temperature": 0.0}), "temperature must be above 0"),
+    (tree(sampling={"frequency_penalty": 0.1}), "sampling.frequency_penalty"),
+    (tree(sampling={"repetition_penalty": 1.1}), "sampling.repetition_penalty"),
+    (tree(sampling={"min_new_tokens": 1}), "sampling.min_new_tokens"),
+    (tree(sampling={"ignore_eos": True}), "sampling.ignore_eos"),
+    (tree(sampling={"logit_bias": {"1": 2.0}}), "sampling.logit_bias"),
+    (tree(recipe={"estimator": "rloo"}, sampling={"n": 1}), "at least two scored samples"),
+    (tree(recipe={"estimator": "rloo"}, replay={"min_scored": 1}), "at least two scored samples"),
+    (tree(replay={"min_scored": 9}), "more than sampling.n"),
+    (tree(learner={"groups_per_update": 32, "steps_per_update": 3}), "cannot be split"),
+    (tree(learner={"groups_per_update": 32, "ranks": 3}), "cannot be shared by 3 ranks"),
+    (tree(replay={"max_rollouts": 767, "max_staleness": 2}), "would deadlock"),
+    (tree(recipe={"engine_low": 5.0, "engine_high": 5.0}), "must be below"),
+    (tree(recipe={"aggregation": "constant"}), "needs recipe.constant"),
+    (tree(recipe={"group_mass_cap": 1.2, "objective": "ppo"}), "correct twice"),
+    (tree(recipe={"group_mass_cap": 0.9, "objective": "score"}), "group_mass_cap"),
+    (tree(recipe={"base": "prox"}), "identically 1"),
+    (tree(recipe={"objective": "score", "engine": "tis"}), "leaves staleness uncorrected"),
+]
+
+
+@pytest.mark.parametrize(("values", "says"), REFUSED, ids=[says for _, says in REFUSED])
+def test_refused_in_one_line(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says) as error:
+        validate(values)
+    assert "\n" not in str(error.value)
+
+
+ALLOWED = [
+    tree(),
+    tree(replay={"max_rollouts": 768, "max_staleness": 2}),
+    tree(recipe={"estimator": "rloo"}, replay={"min_scored": 2}),
+    tree(recipe={"base": "prox"}, learner={"steps_per_update": 2}),
+    tree(recipe={"objective": "score", "engine": "icepop"}, replay={"max_staleness": 0}),
+    tree(recipe={"objective": "score", "group_mass_cap": 1.2, "engine": "icepop"}),
+]
+
+
+@pytest.mark.parametrize("values", ALLOWED)
+def test_allowed(values: dict[str, Any]) -> None:
+    validate(values)
+
+
+def test_files_join_left_to_right_and_settings_win(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('[model]\npath = "m"\n[task]\ntrain = "t"\n[replay]\nmax_staleness = 1\nmax_attempts = 2\n')
+    (tmp_path / "b.toml").write_text("[replay]\nmax_staleness = 4\n")
+    config = load([tmp_path / "a.toml", tmp_path / "b.toml"], ["learner.lr=1e-5", "task.verifier=my_rewards:reward"])
+    assert (config.replay.max_staleness, config.replay.max_attempts) == (4, 2)
+    assert (config.learner.lr, config.task.verifier) == (1e-5, "my_rewards:reward")
+
+
+@pytest.mark.parametrize(("setting", "says"), [
+    ("replay.max_stalenes=4", "replay.max_stalenes: unknown key; the nearest one is replay.max_staleness"),
+    ("lerner.lr=1", "nearest one is learner.lr"),
+    ("replay.max_staleness=-1", "replay.max_staleness"),
+    ("replay.max_staleness=two", "replay.max_staleness"),
+    ("max_staleness=2", "write it as table.key=value"),
+])
+def test_bad_settings_name_the_key(tmp_path: Path, setting: str, says: str) -> None:
+    (tmp_path / "a.toml").write_text('[model]\npath = "m"\n[task]\ntrain = "t"\n')
+    with pytest.raises(ValueError, match=says) as error:
+        load([tmp_path / "a.toml"], [setting])
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_and_bad_toml_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such config file"):
+        load([tmp_path / "absent.toml"], [])
+    (tmp_path / "bad.toml").write_text("[model\n")
+    with pytest.raises(ValueError, match="not valid TOML"):
+        load([tmp_path / "bad.toml"], [])
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "../up", "a/b", "UPPER", "x" * 65, "a b"])
+def test_bad_run_names(name: str) -> None:
+    with pytest.raises(ValueError, match="run name"):
+        check_name(name)
+
+
+def test_addresses_and_devices_are_not_shared() -> None:
+    one = validate(tree(replay={"endpoint": "tcp://127.0.0.1:1"}, actor={"round_weights": "fp8"}))
+    two = validate(tree())
+    assert one.shared() == two.shared()
+    assert validate(tree(replay={"max_staleness": 1})).shared() != two.shared()
