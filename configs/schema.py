@@ -46,6 +46,8 @@ class ColdStart(Table):
     heldout: Positive = 512
     supervised: Positive = 2000
     """How many problems the supervised phase sees; the rest, less the held-out ones, are the RL prompts."""
+    target: Annotated[float, Field(gt=0, lt=1)] = 0.45
+    """Stop as soon as unseen supervised problems are answered right with this probability."""
 
 
 class Task(Table):
@@ -100,6 +102,8 @@ class Replay(Table):
 
 
 class Actor(Table):
+    name: str | None = None
+    """Of one actor process, for its leases and logs. Default: host and process id."""
     count: Positive = 1
     """How many actors `leeway run` starts."""
     on_new_weights: Literal["retract", "drain", "abort", "in_place"] = "retract"

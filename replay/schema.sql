@@ -86,7 +86,8 @@ CREATE TABLE updates (
     skipped     INTEGER NOT NULL,
     state       TEXT NOT NULL,              -- committed | lost
     record      TEXT NOT NULL,              -- the UpdateRecord as JSON
-    record_digest TEXT NOT NULL,
+    record_digest TEXT NOT NULL,            -- of the record's JSON bytes
+    metrics     TEXT NOT NULL,              -- its line of metrics.jsonl
     committed_at REAL NOT NULL
 );
 
@@ -103,7 +104,7 @@ CREATE TABLE checkpoints (
 
 CREATE TABLE evals (
     eval_id INTEGER PRIMARY KEY, version INTEGER NOT NULL, updates INTEGER NOT NULL,
-    state TEXT NOT NULL,                    -- pending | done
+    state TEXT NOT NULL,                    -- pending | done | lost (its version was orphaned before it was done)
     sampled REAL, greedy REAL, failed INTEGER, committed_at REAL
 );
 

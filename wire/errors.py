@@ -23,7 +23,11 @@ class ConfigError(LeewayError):
 
 
 class ProtocolError(LeewayError):
-    pass
+    """`seq` is the number of the request that was not understood, where it could be read."""
+
+    def __init__(self, message: str, *, seq: int | None = None) -> None:
+        super().__init__(message)
+        self.seq = seq
 
 
 class RefusedError(LeewayError):

@@ -1,0 +1,48 @@
+"""`python -m actor CONFIG... [--set key=value]... --name RUN`: one actor with its engine. An actor is named by `--set actor.name=NAME`."""
+
+import asyncio
+import os
+import re
+import socket
+import sys
+from pathlib import Path
+
+from replay.client import AsyncClient
+
+from actor.host import AttachedEngine, StartedEngine, host_for
+from actor.loop import Actor
+from actor.tokenise import Tokeniser
+from configs.arguments import parse
+from configs.schema import Config
+from verifier.pool import VerifierPool
+from wire.process import run_main, set_up_logging
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit codes: 0 the run is done, 1 it cannot go on, 2 bad config, 75 try again, 130 interrupted."""
+    arguments = parse(sys.argv[1:] if argv is None else argv, "leeway actor")
+    return run_main(lambda: asyncio.run(serve(arguments.config)))
+
+
+async def serve(config: Config) -> None:
+    name = config.actor.name or re.sub("[^A-Za-z0-9.-]", "-", f"{socket.gethostname()}-{os.getpid()}")
+    set_up_logging(f"actor {name}", config.logging.level)
+
+    def make_host(run_dir: Path) -> StartedEngine | AttachedEngine:
+        set_up_logging(f"actor-{name}", config.logging.level, run_dir)
+        return host_for(config, name, run_dir / "logs" / f"engine-{name}.log")
+
+    tokeniser = Tokeniser(config.model.path, config.task.chat)
+    pool = VerifierPool(config.task.verifier, deadline_s=config.task.deadline_s, slots=config.actor.verifier_slots,
+                        arguments=config.task.verifier_arguments)
+    client = AsyncClient(config.replay.endpoint)
+    try:
+        await pool.start()
+        await Actor(config, name, client, make_host, tokeniser, pool).run()
+    finally:
+        await pool.close()
+        client.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""From orders to one engine request, and from the engine's rows and the verdicts to what is put; also who the engine is. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from actor.engine import EngineInfo, Generated, GenerateRequest
+from verifier.protocol import VerifyItem
+from wire.digest import digest
+from wire.messages import SampleFailure
+from wire.record import Failed, Fingerprint, RolloutHead, Sampling, Verdict, WorkOrder, pack_payload, rollout_id
+
+ABORTED = "abort"
+LOGPROB_MODE = "log-softmax of logits / temperature, full vocabulary"
+
+
+def group_id(order: WorkOrder) -> str:
+    return f"{order.order_id}.{order.attempt}"
+
+
+@dataclass
+class Outcome:
+    """What became of some groups: rollouts (heads, payloads and their digests, side by side) and samples that came to nothing."""
+
+    orders: list[WorkOrder] = field(default_factory=list)
+    heads: list[RolloutHead] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
+    failures: list[SampleFailure] = field(default_factory=list)
+
+    def extend(self, other: "Outcome") -> None:
+        for mine, more in zip(vars(self).values(), vars(other).values(), strict=True):
+            mine.extend(more)
+
+
+@dataclass(frozen=True)
+class RequestTimes:
+    """Wall clock at both ends of an engine request, and the engine seconds that each of its rows is charged with."""
+
+    started: float
+    finished: float
+    engine_seconds: float
+
+
+def engine_sampling(sampling: Sampling) -> dict[str, Any]:
+    """SGLang's sampling_params."""
+    return {"temperature": sampling.temperature, "max_new_tokens": sampling.max_new_tokens, "top_p": sampling.top_p,
+            "top_k": sampling.top_k, "min_p": sampling.min_p, "stop_token_ids": list(sampling.stop_token_ids)}
+
+
+def request_for(orders: list[WorkOrder], prompts: list[list[int]]) -> GenerateRequest:
+    """One row per sample, the samples of an order side by side. All orders must have the sampling of the first."""
+    rows = [prompt for order, prompt in zip(orders, prompts, strict=True) for _ in range(order.n)]
+    sampling = orders[0].sampling
+    return GenerateRequest(rows, engine_sampling(sampling), sampling.top_logprobs)
+
+
+def failed_group(order: WorkOrder, reason: str) -> Outcome:
+    """Every sample of the order came to nothing, for one reason."""
+    return Outcome([order], failures=[SampleFailure(order.order_id, order.attempt, sample, reason) for sample in range(order.n)])
+
+
+def answer_ids(row: Generated) -> list[int]:
+    """The response without its end token, for people and verifiers."""
+    ids: list[int] = row.output_ids.tolist()
+    return ids[:-1] if row.finish_reason == "stop" else ids
+
+
+def to_verify(order: WorkOrder, rows: list[Generated], decode: Callable[[list[list[int]]], list[str]]) -> list[VerifyItem]:
+    """The rows to judge: those that were not aborted."""
+    responses = [answer_ids(row) for row in rows if row.finish_reason != ABORTED]
+    return [VerifyItem(order.prompt, text, ids, order.columns) for ids, text in zip(responses, decode(responses), strict=True)]
+
+
+def fingerprint_of(info: EngineInfo, rounding: str, tokenizer: str) -> Fingerprint:
+    """`rounding`: what the actor does to weights before loading; `tokenizer`: its digest."""
+    quantisation = info.quantisation if rounding == "none" else f"{info.quantisation}, weights rounded to {rounding}"
+    return Fingerprint("sglang", info.engine_version, info.dtype, info.attention, quantisation, info.tp_size, info.deterministic,
+                       LOGPROB_MODE, tokenizer)
+
+
+def collect(order: WorkOrder, prompt_ids: list[int], rows: list[Generated], verdicts: list[Verdict], fingerprint: str,
+            times: RequestTimes) -> Outcome:
+    """One group. `verdicts` are those of the rows that were not aborted, in order. An aborted row with tokens is a rollout that failed; one
+    without is a failure of its sample."""
+    outcome, judged = Outcome([order]), iter(verdicts)
+    for sample, row in enumerate(rows):
+        verdict: Verdict = Failed("aborted") if row.finish_reason == ABORTED else next(judged)
+        if not len(row.output_ids):
+            reason = "aborted_without_token" if row.finish_reason == ABORTED else "no_token"
+            outcome.failures.append(SampleFailure(order.order_id, order.attempt, sample, reason))
+            continue
+        payload = pack_payload(prompt_ids, row.output_ids, row.logprobs, row.top_ids, row.top_logprobs)
+        outcome.payloads.append(payload)
+        outcome.digests.append(digest(payload))
+        outcome.heads.append(RolloutHead(
+            rollout_id(order.order_id, order.attempt, sample), order.order_id, order.attempt, sample, len(prompt_ids), len(row.output_ids),
+            row.spans, row.finish_reason, order.sampling, fingerprint, verdict, started=times.started, finished=times.finished,
+            engine_seconds=times.engine_seconds))
+    return outcome

@@ -1,0 +1,181 @@
+"""The actor: pull orders, keep the engine at the right version, generate, have the answers judged, put them. One coroutine per step.
+
+    pull  ->  Agenda  ->  work: load | start | give back  ->  answer: generate  ->  judge  ->  Outbox  ->  send
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from actor.agenda import Agenda, Load, Return, Start
+from actor.collect import RequestTimes, collect, fingerprint_of, group_id, request_for, to_verify
+from actor.engine import Generated
+from actor.outbox import Client, Outbox
+from actor.probe import ProbeCheck
+from actor.requests import Requests, prepare
+from actor.service import EngineHost, EngineService
+from actor.tokenise import Tokeniser
+from actor.weights import PrivateWeights
+from configs.schema import Config
+from verifier.pool import VerifierPool
+from wire.digest import digest_json
+from wire.errors import EngineError, LeewayError, WeightsError
+from wire.messages import PROTOCOL, Applied, Engine, GiveBack, Hello, Pull, Welcome, Work
+from wire.record import VersionNotice, WorkOrder
+
+log = logging.getLogger(__name__)
+PULL_S, POLL_S = 1.0, 0.05
+"""How long a Pull may wait for orders; and for notices alone, while enough is in flight."""
+RETRY_S, RETRY_MAX_S, LOOK_S = 1.0, 60.0, 0.25
+"""Pause after a refused version, doubled each time; files that change, looked at every LOOK_S, end it."""
+GOODBYE_S = 2.0
+
+
+class RunIsDone(Exception):
+    """Replay needs no more: the way out of the tasks."""
+
+
+class Actor:
+    """`make_host` is called once the run directory is known. The client and the pool belong to the caller, the engine to the actor."""
+
+    def __init__(self, config: Config, name: str, client: Client, make_host: Callable[[Path], EngineHost], tokeniser: Tokeniser,
+                 pool: VerifierPool) -> None:
+        self._config, self._name, self._client, self._make_host = config, name, client, make_host
+        self._tokeniser, self._pool = tokeniser, pool
+        self._agenda = Agenda(config.actor.on_new_weights, config.actor.orders_per_request, config.actor.requests_in_flight)
+        self._changed = asyncio.Event()
+        self._retry_s = RETRY_S
+
+    async def run(self) -> None:
+        """Returns when the run is done. Raises the first error that ends the actor; orders are given back on every way out."""
+        await self._hello()
+        try:
+            await self._start_engine()
+            async with asyncio.TaskGroup() as self._tasks:
+                for step in (self._pull(), self._work(), self._send(), self._outbox.send_notes()):
+                    self._tasks.create_task(step)
+        except BaseExceptionGroup as errors:
+            if not isinstance(errors.exceptions[0], RunIsDone):
+                raise errors.exceptions[0] from None
+        finally:
+            await self._leave()
+
+    async def _hello(self) -> None:
+        hello = Hello("actor", self._name, PROTOCOL, self._config.shared())
+        welcome, _ = await self._client.call(hello)
+        assert isinstance(welcome, Welcome)
+        self._epoch = welcome.epoch
+        self._outbox = Outbox(self._client, self._epoch, self._config.actor.max_quarantined)
+        actor, model, run_dir = self._config.actor, self._config.model, Path(welcome.run_dir)
+        host = self._make_host(run_dir)
+        self._weights = PrivateWeights(run_dir, Path(model.path), actor.round_weights)
+        exact = (model.dtype, actor.dtype, actor.round_weights) == ("float32", "float32", "none")
+        self._service = EngineService(host, self._weights, actor.on_new_weights, ProbeCheck(exact), self._outbox.note)
+        self._requests = Requests(self._service)
+
+    async def _start_engine(self) -> None:
+        engine = await self._service.start()
+        self._info = await engine.info()
+        fingerprint = fingerprint_of(self._info, self._config.actor.round_weights, self._tokeniser.digest)
+        self._fingerprint = digest_json({name: getattr(fingerprint, name) for name in fingerprint.__struct_fields__})[:16]
+        await self._client.call(Engine(self._epoch, self._fingerprint, fingerprint))
+
+    async def _pull(self) -> None:
+        """Orders and notices come in; also the heartbeat. Never waits for the engine."""
+        while True:
+            asked, held = time.monotonic(), self._service.held
+            want = self._agenda.want() if self._service.serving else 0
+            wait_s = PULL_S if want else POLL_S
+            work, _ = await self._client.call(Pull(self._epoch, -1 if held is None else held, want, wait_s, self._agenda.holding()))
+            assert isinstance(work, Work)
+            if work.done:
+                raise RunIsDone
+            if refusal := self._agenda.take(work):
+                self._outbox.note("weights_refused", refusal)
+            self._changed.set()
+            if not work.orders:  # a notice that cannot be taken yet comes back at once
+                await asyncio.sleep(max(0.0, asked + POLL_S - time.monotonic()))
+
+    async def _work(self) -> None:
+        """Does what the agenda says is next."""
+        while True:
+            await self._service.ready()
+            self._changed.clear()
+            match self._agenda.next(self._service.held):
+                case Load(notice):
+                    await self._load(notice)
+                case Start(orders):
+                    self._tasks.create_task(self._answer(orders))
+                case Return(orders):
+                    await self._give_back(orders, "weights_refused")
+                case None:
+                    await self._changed.wait()
+
+    async def _load(self, notice: VersionNotice) -> None:
+        try:
+            proved = await self._service.load(notice)
+        except (WeightsError, EngineError) as error:
+            self._outbox.note("weights_refused", str(error))
+            self._agenda.refuse(notice.version)
+            self._tasks.create_task(self._allow_later(notice))
+            return
+        self._retry_s = RETRY_S
+        difference = proved.difference
+        await self._client.call(Applied(self._epoch, proved.version, proved.weights_digest, difference.mean, difference.max))
+
+    async def _allow_later(self, notice: VersionNotice) -> None:
+        """Look at a refused version again after a pause, or when its files have changed."""
+        seen, looks = self._weights.signature(notice), round(self._retry_s / LOOK_S)
+        self._retry_s = min(RETRY_MAX_S, 2 * self._retry_s)
+        for _ in range(looks):
+            await asyncio.sleep(LOOK_S)
+            if self._weights.signature(notice) != seen:
+                break
+        self._agenda.allow(notice.version)
+        self._changed.set()
+
+    async def _answer(self, orders: list[WorkOrder]) -> None:
+        """One engine request, from prompts to judged groups."""
+        try:
+            fit, prompts, failed = prepare(orders, self._tokeniser, self._info)
+            if failed.orders:
+                self._outbox.add(failed)
+            if not fit:
+                return
+            answered = await self._requests.generate(request_for(fit, prompts))
+        finally:
+            self._agenda.left_engine(orders)
+            self._changed.set()
+        if answered is None:
+            await self._give_back(fit, "engine_error")
+            return
+        rows, times = answered
+        for order, prompt in zip(fit, prompts, strict=True):
+            group, rows = rows[: order.n], rows[order.n :]
+            self._tasks.create_task(self._judge(order, prompt, group, times))
+
+    async def _judge(self, order: WorkOrder, prompt: list[int], rows: list[Generated], times: RequestTimes) -> None:
+        verdicts = await self._pool.verify(to_verify(order, rows, self._tokeniser.texts))
+        self._outbox.add(collect(order, prompt, rows, verdicts, self._fingerprint, times))
+
+    async def _send(self) -> None:
+        while True:
+            sent = await self._outbox.send_next()
+            self._agenda.settled(sent.orders)
+
+    async def _give_back(self, orders: list[WorkOrder], reason: str) -> None:
+        await self._client.call(GiveBack(self._epoch, list(map(group_id, orders)), reason))
+        self._agenda.settled(orders)
+
+    async def _leave(self) -> None:
+        try:
+            if held := self._agenda.holding():
+                async with asyncio.timeout(GOODBYE_S):
+                    await self._client.call(GiveBack(self._epoch, held, "actor_stopped"))
+        except (TimeoutError, LeewayError) as error:
+            log.warning("orders could not be given back: %s", error)
+        finally:
+            await self._service.stop()
+            self._weights.close()

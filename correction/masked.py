@@ -1,0 +1,42 @@
+"""Masking primitives. Everything that reads a masked tensor goes through here, so that junk in masked slots never
+matters."""
+
+import torch
+from torch import Tensor
+
+
+def check_mask(mask_RT: Tensor, *columns_RT: Tensor) -> None:
+    """Raise TypeError unless the mask is bool, ValueError unless every column has its shape."""
+    if mask_RT.dtype != torch.bool:
+        raise TypeError(f"mask must be bool, got {mask_RT.dtype}")
+    for column_RT in columns_RT:
+        if column_RT.shape != mask_RT.shape:
+            raise ValueError(f"shape {tuple(column_RT.shape)} does not match the mask's {tuple(mask_RT.shape)}")
+
+
+def sanitise(value_RT: Tensor, mask_RT: Tensor) -> Tensor:
+    """The value where mask is True and 0 elsewhere, with exactly zero gradient there.
+
+    It has to come before any exp or log: `where(mask, exp(x), 0)` still sends NaN backwards through the branch not
+    taken.
+    """
+    return torch.where(mask_RT, value_RT, torch.zeros((), dtype=value_RT.dtype, device=value_RT.device))
+
+
+def response_sum(value_RT: Tensor, mask_RT: Tensor) -> Tensor:
+    """Sum over a response's masked-in tokens, [R]; accumulated in float64, because long sums get compared with tight
+    thresholds."""
+    return sanitise(value_RT, mask_RT).sum(-1, dtype=torch.float64).to(value_RT.dtype)
+
+
+def response_mean(value_RT: Tensor, mask_RT: Tensor) -> Tensor:
+    """Mean over a response's masked-in tokens, [R]; 0 for a response without any."""
+    return response_sum(value_RT, mask_RT) / mask_RT.sum(-1).clamp(min=1).to(value_RT.dtype)
+
+
+def masked_mean(value: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean over all masked-in elements, scalar; 0 when there are none."""
+    if mask is None:
+        mask = torch.ones_like(value, dtype=torch.bool)
+    check_mask(mask, value)
+    return sanitise(value, mask).sum() / mask.sum().clamp(min=1)

@@ -1,0 +1,215 @@
+"""Surrogate losses, to be minimised, each as its value and its slope. `learner.objective.token_losses` picks one by
+name.
+
+The slope, d loss / d cur, says outright what a stop-gradient would only imply: what is frozen has no part in it. All
+take cur, base (old or prox: the frozen policy) and mask, [R, T], and the advantage A, [R, 1], and return [R, T]. Masked
+slots are 0 in cur and base, and junk in the result. r = cur/base; its log is clamped, and the slope through a clamped
+r is 0.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from correction.bounds import fdiv_bounds, ripo_bounds
+from correction.masked import response_mean, sanitise
+from correction.ratios import LOG_RATIO_LIMIT, policy_log_ratio, ratio
+from correction.staleness import prefix_log_ratio
+
+
+class Surrogate(NamedTuple):
+    value_RT: Tensor
+    slope_RT: Tensor
+
+
+def score(cur_RT: Tensor, base_RT: Tensor, advantage_R1: Tensor, mask_RT: Tensor) -> Surrogate:
+    """`-A cur`: REINFORCE's score function; base is ignored. Status: established."""
+    return Surrogate(-advantage_R1 * cur_RT, (-advantage_R1).expand_as(cur_RT))
+
+
+def unit(cur_RT: Tensor, base_RT: Tensor, advantage_R1: Tensor, mask_RT: Tensor) -> Surrogate:
+    """`-A cur/stop_gradient(cur)`: ratio 1 with a live gradient, for one optimizer step per batch; base is ignored.
+
+    Source: Online IcePop (with icepop weights); NeMo-RL `force_on_policy_ratio`. Status: established.
+    """
+    loss_RT = (-advantage_R1).expand_as(cur_RT)
+    return Surrogate(loss_RT, loss_RT)
+
+
+def ppo(
+    cur_RT: Tensor,
+    base_RT: Tensor,
+    advantage_R1: Tensor,
+    mask_RT: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual: float | None = None,
+) -> Surrogate:
+    """`-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`; zero slope where the clip binds.
+
+    dual: with A < 0 the objective is also held above `dual * A`, so the slope is 0 for r > dual (> 1; usual 3).
+    Unclipped importance sampling is clip_low=1, clip_high=inf.
+    Source: Schulman et al. 2017, arXiv 1707.06347 (.2 / .2); unequal bounds: DAPO, arXiv 2503.14476 (.2 / .28);
+    dual clip: Ye et al. 2019, arXiv 1912.09729. Status: established.
+    """
+    log_ratio_RT = policy_log_ratio(cur_RT, base_RT).value
+    loss = _clipped(log_ratio_RT, advantage_R1, 1 - clip_low, 1 + clip_high)
+    if dual is None:
+        return loss
+    if not dual > 1:
+        raise ValueError(f"dual clip must be > 1, got {dual}")
+    held_RT = (advantage_R1 < 0) & (log_ratio_RT > math.log(dual))
+    return Surrogate(torch.where(held_RT, -dual * advantage_R1, loss.value_RT), sanitise(loss.slope_RT, ~held_RT))
+
+
+def gppo(
+    cur_RT: Tensor, base_RT: Tensor, advantage_R1: Tensor, mask_RT: Tensor, *, clip_low: float, clip_high: float
+) -> Surrogate:
+    """Gradient-preserving clip: PPO's value, and where PPO is flat the boundary's slope, `-(1 +- clip) A`.
+
+    Value and slope are then the same number. Source: Klear-Reasoner, arXiv 2508.07629, and its code. Usual .2 / .28.
+    Status: established.
+    """
+    loss = _clipped(policy_log_ratio(cur_RT, base_RT).value, advantage_R1, 1 - clip_low, 1 + clip_high)
+    return Surrogate(loss.value_RT, loss.value_RT)
+
+
+def gspo(
+    cur_RT: Tensor, base_RT: Tensor, advantage_R1: Tensor, mask_RT: Tensor, *, clip_low: float, clip_high: float
+) -> Surrogate:
+    """PPO clip on the response's geometric-mean ratio s: one value and one clip decision for all tokens of a response.
+
+    As in GSPO-token, the slope of a token is `-s A`: a response's mean has exactly GSPO's value and gradient, and a
+    token that a corrector masks sends no gradient through its neighbours.
+    Source: Zheng et al. 2025, arXiv 2507.18071. Usual 3e-4 / 4e-4 with sequence_mean. Status: established.
+    """
+    mean_R = response_mean(policy_log_ratio(cur_RT, base_RT).value, mask_RT)
+    loss = _clipped(mean_R[:, None], advantage_R1, 1 - clip_low, 1 + clip_high)
+    return Surrogate(loss.value_RT.expand_as(cur_RT), loss.slope_RT.expand_as(cur_RT))
+
+
+def luspo(
+    cur_RT: Tensor,
+    base_RT: Tensor,
+    advantage_R1: Tensor,
+    mask_RT: Tensor,
+    *,
+    clip_low: float = 2e-3,
+    clip_high: float = 2.5e-3,
+) -> Surrogate:
+    """GSPO times the response's length in tokens of the original mask; goes with sequence_mean and no other
+    aggregation.
+
+    Source: LUSPO, arXiv 2602.05261. Status: established.
+    """
+    loss = gspo(cur_RT, base_RT, advantage_R1, mask_RT, clip_low=clip_low, clip_high=clip_high)
+    length_R1 = mask_RT.sum(-1, keepdim=True)
+    return Surrogate(loss.value_RT * length_R1, loss.slope_RT * length_R1)
+
+
+def cispo(cur_RT: Tensor, base_RT: Tensor, advantage_R1: Tensor, mask_RT: Tensor, *, cap: float) -> Surrogate:
+    """`-stop_gradient(min(r, cap)) A cur`: the weight is capped, the slope never 0. cap is absolute, not 1 + epsilon.
+
+    Source: MiniMax-M1, arXiv 2506.13585; cap 5: ScaleRL, arXiv 2510.13786. Status: established.
+    """
+    slope_RT = ratio(policy_log_ratio(cur_RT, base_RT).value).clamp(max=cap) * -advantage_R1
+    return Surrogate(slope_RT * cur_RT, slope_RT)
+
+
+def ripo(
+    cur_RT: Tensor,
+    base_RT: Tensor,
+    advantage_R1: Tensor,
+    mask_RT: Tensor,
+    *,
+    delta: float = 0.05,
+    cap: float = 10.0,
+) -> Surrogate:
+    """PPO clip with a half-width that follows the frozen old probability: `|r - 1| <= sqrt(delta / old)`.
+
+    base has to be old. cap bounds the upper end, which is unbounded for rare tokens (reconstructed; .05 is the
+    paper's). Source: RIPO, arXiv 2607.10169. Status: established (cap: reconstructed).
+    """
+    low_RT, high_RT = ripo_bounds(base_RT, delta=delta, cap=cap)
+    return _clipped(policy_log_ratio(cur_RT, base_RT).value, advantage_R1, low_RT, high_RT)
+
+
+def fdiv(
+    cur_RT: Tensor,
+    base_RT: Tensor,
+    advantage_R1: Tensor,
+    mask_RT: Tensor,
+    *,
+    divergence: str,
+    topology: str,
+    delta: float,
+    cap: float = 10.0,
+) -> Surrogate:
+    """PPO clip to the interval of ratios whose f-divergence estimate is <= delta, solved per token.
+
+    See `correction.bounds.fdiv_bounds` for divergence and topology.
+    Source: GPPO, the f-divergence x topology framework. No default delta. Status: reconstructed.
+    """
+    low_RT, high_RT = fdiv_bounds(base_RT, divergence=divergence, topology=topology, delta=delta, cap=cap)
+    return _clipped(policy_log_ratio(cur_RT, base_RT).value, advantage_R1, low_RT, high_RT)
+
+
+def tapo(
+    cur_RT: Tensor,
+    base_RT: Tensor,
+    advantage_R1: Tensor,
+    mask_RT: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    decay: float = 0.5,
+    floor: float = 0.0,
+) -> Surrogate:
+    """PPO clip on `stop_gradient(g_t) cur/stop_gradient(cur)`, g_t the geometric mean of r over tokens 1 to t.
+
+    Bounds tighten with the token's position t = 1, 2, ...: `max(clip * t^-decay, floor)`; the schedule is ours.
+    The gradient of token t reaches no earlier token and is not divided by t.
+    Source: TAPO (trajectory-aware policy optimisation). Status: reconstructed.
+    """
+    log_ratio_RT = prefix_log_ratio(policy_log_ratio(cur_RT, base_RT), mask_RT)
+    shrink_RT = mask_RT.cumsum(-1).clamp(min=1).to(cur_RT.dtype).pow(-decay)
+    low_RT = 1 - (clip_low * shrink_RT).clamp(min=floor)
+    high_RT = 1 + (clip_high * shrink_RT).clamp(min=floor)
+    return _clipped(log_ratio_RT, advantage_R1, low_RT, high_RT)
+
+
+def minirl(
+    cur_RT: Tensor,
+    base_RT: Tensor,
+    advantage_R1: Tensor,
+    mask_RT: Tensor,
+    *,
+    mu_RT: Tensor,
+    clip_low: float = 0.2,
+    clip_high: float = 0.27,
+    cap: float = 5.0,
+) -> Surrogate:
+    """`-M stop_gradient(min(cur/mu, cap)) A cur`; M = 0 where (A > 0, r > 1 + clip_high) or (A < 0, r < 1 - clip_low).
+
+    base has to be old. The weight is the total ratio, so no engine weight goes beside it. Goes with an aggregation
+    without length normalisation (length_weighted or constant) and dr_grpo advantages. Dense models: no routing replay.
+    Source: arXiv 2512.01374; clip .2 / .27 and cap 5 recalled, not checked. Status: reconstructed.
+    """
+    ratio_RT = ratio(policy_log_ratio(cur_RT, base_RT).value)
+    goes_on_RT = torch.where(advantage_R1 > 0, ratio_RT <= 1 + clip_high, ratio_RT >= 1 - clip_low)
+    weight_RT = ratio(cur_RT - sanitise(mu_RT, mask_RT)).clamp(max=cap)
+    slope_RT = sanitise(weight_RT, goes_on_RT) * -advantage_R1
+    return Surrogate(slope_RT * cur_RT, slope_RT)
+
+
+def _clipped(
+    log_ratio: Tensor, advantage_R1: Tensor, low: float | Tensor, high: float | Tensor
+) -> Surrogate:
+    """PPO's pessimistic clip to [low, high]."""
+    value = ratio(log_ratio)
+    free = torch.where(advantage_R1 > 0, value <= high, value >= low)
+    value = torch.where(free, value, value.clamp(low, high)) * -advantage_R1
+    return Surrogate(value, sanitise(value, free & (log_ratio.abs() <= LOG_RATIO_LIMIT)))

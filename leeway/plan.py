@@ -1,0 +1,61 @@
+"""What `leeway run` starts: a pure function from the options to the programs, in the order in which they start."""
+
+import socket
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from configs.arguments import Arguments
+from configs.schema import Config
+from leeway.programs import Spec
+from wire.errors import ConfigError
+from wire.sockets import check_endpoint
+
+
+class Plan(NamedTuple):
+    replay: Spec
+    actors: list[Spec]
+    learner: Spec
+
+
+def make_plan(options: Arguments, files: list[Path], sets: list[str]) -> Plan:
+    """`files` and `sets` are what the children are given again; `sets` name the endpoint where it was picked."""
+    config, logs = options.config, options.run_dir / "logs"
+    same = (*map(str, files), "--name", options.name, *(word for item in sets for word in ("--set", item)))
+    resume = ("--resume",) if options.resume else ()
+    again = () if options.resume else ("--resume",)
+    quiet = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    one_thread = {"OMP_NUM_THREADS": "1"}
+    python = (sys.executable, "-m")
+    actor_environment = {**quiet, **(one_thread if config.actor.device == "cpu" else {})}
+    learner_environment = {**quiet, **({**one_thread, "DS_ACCELERATOR": "cpu"} if config.learner.device == "cpu" else {})}
+    return Plan(
+        Spec("replay", (*python, "replay", *same, *resume), logs / "replay.log", {**quiet, **one_thread}, again),
+        [Spec(name, (*python, "actor", *same), logs / f"{name}.log", actor_environment)
+         for name in (f"actor-{index}" for index in range(config.actor.count))],
+        Spec("learner", (*python, *_learner(config), *same), logs / "learner.log", learner_environment))
+
+
+def _learner(config: Config) -> tuple[str, ...]:
+    if config.learner.ranks == 1:
+        return ("learner",)
+    return ("leeway.ranks", "--nproc-per-node", str(config.learner.ranks), "--master-port", str(free_port("127.0.0.1")), "-m", "learner")
+
+
+def settle_endpoint(endpoint: str) -> str:
+    """The endpoint itself, or with a free port in place of port 0. Raises ConfigError when it is not loopback, or in use."""
+    host, _, port = check_endpoint(endpoint).removeprefix("tcp://").rpartition(":")
+    try:
+        found = free_port(host.strip("[]"), int(port) if port.isdigit() else 0)
+    except OSError as error:
+        raise ConfigError(f"replay.endpoint = {endpoint!r}: cannot listen there ({error.strerror}): stop what uses the port, or choose "
+                          f"another (--set replay.endpoint=tcp://{host}:0 picks a free one)") from None
+    return f"tcp://{host}:{found}"
+
+
+def free_port(host: str, wanted: int = 0) -> int:
+    """`wanted` if nobody listens there, or any free port when 0. Raises OSError."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, wanted))
+        return probe.getsockname()[1]

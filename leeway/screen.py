@@ -1,0 +1,93 @@
+"""Where `leeway run` shows itself: a live table on a terminal, plain lines elsewhere. Nothing here waits for anything."""
+
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.live import Live
+
+from configs.schema import Config
+from leeway.table import final, live, plain_line
+
+PLAIN_EVERY_S, PLAIN_EVERY_UPDATES = 2.0, 10
+KEPT_LINES = 4
+
+
+class Screen(Protocol):
+    def say(self, line: str) -> None:
+        """Something happened that a person should see."""
+
+    def show(self, values: dict[str, Any]) -> None:
+        """How the run stands."""
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """What the run came to; empty when there is no store."""
+
+    def close(self) -> None: ...
+
+
+def open_screen(config: Config, run_dir: Path) -> Screen:
+    console = Console()
+    return (LiveScreen if console.is_terminal else PlainScreen)(console, config.learner.updates, run_dir)
+
+
+class PlainScreen:
+    """One line per ten updates, at most one in two seconds; what happened at once."""
+
+    def __init__(self, console: Console, updates: int, run_dir: Path) -> None:
+        self._console, self._updates, self._run_dir = console, updates, run_dir
+        self._began = time.monotonic()
+        self._shown_at, self._shown_update = float("-inf"), -PLAIN_EVERY_UPDATES
+
+    def say(self, line: str) -> None:
+        self._print(f"leeway: {line}")
+
+    def show(self, values: dict[str, Any]) -> None:
+        now, update = time.monotonic(), int(values.get("updates", 0))
+        due = update >= self._shown_update + PLAIN_EVERY_UPDATES or update >= self._updates > self._shown_update
+        if due and now - self._shown_at >= PLAIN_EVERY_S:
+            self._print(plain_line(values, self._updates, now - self._began))
+            self._shown_at, self._shown_update = now, update
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        if summary:
+            self._console.print(final(summary, str(self._run_dir)))
+
+    def close(self) -> None:
+        pass
+
+    def _print(self, line: str) -> None:
+        self._console.out(line, highlight=False)
+
+
+class LiveScreen:
+    """Redrawn when there is something new; no thread of its own."""
+
+    def __init__(self, console: Console, updates: int, run_dir: Path) -> None:
+        self._updates, self._run_dir = updates, run_dir
+        self._began = time.monotonic()
+        self._values: dict[str, Any] = {}
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._live = Live(console=console, auto_refresh=False)
+        self._live.start()
+
+    def say(self, line: str) -> None:
+        self._lines.append(line)
+        self._draw()
+
+    def show(self, values: dict[str, Any]) -> None:
+        self._values = values
+        self._draw()
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        if summary:
+            self._live.update(final(summary, str(self._run_dir)), refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _draw(self) -> None:
+        seconds = time.monotonic() - self._began
+        self._live.update(live(self._values, self._updates, seconds, self._run_dir.name, list(self._lines)), refresh=True)

@@ -1,0 +1,147 @@
+"""The replay daemon's loop: take what arrived, let time act, answer who waits, commit, and only then send the replies."""
+
+import logging
+from collections.abc import Callable
+
+from replay import retention
+from replay.core import Core
+from replay.handlers import Call, arrive, handle
+from replay.metrics import MetricsFile
+from wire.codec import decode, encode
+from wire.errors import ProtocolError, RunError
+from wire.messages import Lease, Pull, Refusal, Reply
+from wire.sockets import Router
+
+log = logging.getLogger(__name__)
+TICK_S = 0.25
+BURST = 64
+"""Messages taken before the others get their turn."""
+GONE_S = 15.0
+"""An actor that has been silent this long at the end of the run is not waited for."""
+
+
+class Daemon:
+    def __init__(self, core: Core, router: Router, crash_point: Callable[[str], None] = lambda name: None) -> None:
+        self.core, self.router, self.crash_point = core, router, crash_point
+        self.metrics = MetricsFile(core.run_dir)
+        self.parked: list[Call] = []
+        self.replies: list[tuple[bytes, int, Reply, bytes]] = []
+        self._ticked = 0.0
+
+    async def run(self) -> None:
+        """Returns when the run is over and everyone knows. Raises StoreError on the first failed write, RunError when the run cannot go on."""
+        self.metrics.recover(self.core.store)
+        try:
+            while not self.may_end():
+                await self.router.wait(self.wait_s())
+                self.step()
+        except RunError as error:
+            self.say_goodbye(str(error))
+            raise
+        finally:
+            self.router.close()
+
+    def step(self) -> None:
+        """One turn of the loop."""
+        self.take_messages()
+        self.let_time_act()
+        self.answer_parked()
+        self.commit_if_due()
+
+    # ------------------------------------------------------------ steps
+    def wait_s(self) -> float:
+        deadlines = [call.deadline - self.core.now for call in self.parked]
+        if (due := self.core.store.due_in(self.core.now)) is not None:
+            deadlines.append(due)
+        return max(0.0, min([TICK_S, *deadlines]))
+
+    def take_messages(self) -> None:
+        for _ in range(BURST):
+            if (received := self.router.receive()) is None:
+                return
+            peer, frames = received
+            try:
+                seq, request, bulk = decode(frames)
+            except ProtocolError as error:
+                self.refuse_unread(peer, error)
+                continue
+            self.parked = [call for call in self.parked if not _replaced(call, request)]
+            self.answer(arrive(self.core, peer, seq, request, bulk), parked=False)
+
+    def refuse_unread(self, peer: bytes, error: ProtocolError) -> None:
+        self.core.begin().count("messages_refused")
+        log.warning("a message was refused: %s", error)
+        if error.seq is not None and error.seq >= 0:
+            self.replies.append((peer, error.seq, Refusal("protocol", str(error)), b""))
+
+    def answer(self, call: Call, *, parked: bool) -> bool:
+        answer = handle(self.core, call, parked=parked)
+        if answer is None:
+            if not parked:
+                self.parked.append(call)
+            return False
+        reply, bulk = answer if isinstance(answer, tuple) else (answer, b"")
+        self.replies.append((call.peer, call.seq, reply, bulk))
+        return True
+
+    def let_time_act(self) -> None:
+        if self.core.now - self._ticked >= TICK_S:
+            self._ticked = self.core.now
+            self.core.expire_orders()
+
+    def answer_parked(self) -> None:
+        self.parked = [call for call in self.parked if not self.answer(call, parked=True)]
+
+    def commit_if_due(self) -> None:
+        """Replies never leave while something is uncommitted: what they say must be on disk first."""
+        store = self.core.store
+        due = store.due_in(self.core.now)
+        if due is not None and due > 0:
+            return
+        if due is not None:
+            self.core.keep_house_before_commit()
+            self.crash_point("before_commit")
+            store.commit()
+            self.crash_point("after_commit")
+            self.after_commit()
+        self.send_replies()
+
+    def after_commit(self) -> None:
+        if self.core.metrics_due:
+            self.metrics.append(self.core.metrics_due)
+            self.core.metrics_due.clear()
+        if self.core.sweep_due:
+            self.core.sweep_due = False
+            retention.sweep(self.core.store.db, self.core.run_dir)  # type: ignore[arg-type]
+
+    def send_replies(self) -> None:
+        for peer, seq, reply, bulk in self.replies:
+            if not self.router.send(peer, encode(seq, reply, bulk)):
+                log.debug("a reply found nobody: the peer reconnected or is gone, and will ask again")
+        self.replies.clear()
+
+    # ------------------------------------------------------------ the end
+    def may_end(self) -> bool:
+        """The learner has finished, no evaluation is open, and every actor that is still there was told."""
+        core = self.core
+        if not (core.finished and core.over) or core.store.pending or self.replies:
+            return False
+        return all(session.told_done or core.now - session.last_seen > GONE_S for session in core.sessions.of("actor"))
+
+    def close(self) -> None:
+        """Commit what is open: it is sound, even if nobody will hear of it."""
+        self.core.store.commit()
+        self.after_commit()
+        self.core.store.close()
+
+    def say_goodbye(self, reason: str) -> None:
+        """The run cannot go on: whoever waits is told why."""
+        self.core.store.commit()
+        for call in self.parked:
+            self.replies.append((call.peer, call.seq, Refusal("refused", reason), b""))
+        self.send_replies()
+
+
+def _replaced(call: Call, request: object) -> bool:
+    """A process waits in one Pull or Lease at a time: a new or repeated one takes the place of the old."""
+    return type(request) is type(call.request) and isinstance(request, Pull | Lease) and request.epoch == call.request.epoch  # type: ignore[union-attr]

@@ -1,0 +1,136 @@
+"""Which message goes to which handler, and who may send it. Also what everyone may ask: HELLO and Stats."""
+
+import logging
+from typing import Any, NamedTuple
+
+from replay import handlers_actor, handlers_learner
+from replay.commit import commit
+from replay.core import Core
+from replay.live import live_values
+from replay.put import put
+from replay.sessions import NAME, ROLES, Session, difference
+from wire.messages import (
+    PROTOCOL,
+    AnyMessage,
+    Applied,
+    Checkpointed,
+    Commit,
+    Engine,
+    Finished,
+    Fork,
+    GiveBack,
+    Hello,
+    Initial,
+    Lease,
+    Note,
+    Pull,
+    Put,
+    PutAnchors,
+    Refusal,
+    Reply,
+    Stats,
+    StatsReply,
+    Unscored,
+    Welcome,
+)
+
+log = logging.getLogger(__name__)
+LONGEST_WAIT_S = 30.0
+
+BY_ACTORS: dict[type, Any] = {Engine: handlers_actor.engine, Applied: handlers_actor.applied, GiveBack: handlers_actor.give_back}
+BY_LEARNER: dict[type, Any] = {Initial: handlers_learner.initial, Checkpointed: handlers_learner.checkpointed, Fork: handlers_learner.fork,
+                               Unscored: handlers_learner.unscored, Finished: handlers_learner.finished}
+WITH_BULK: dict[type, Any] = {Put: put, PutAnchors: handlers_learner.put_anchors, Commit: commit}
+WAITING: dict[type, Any] = {Pull: handlers_actor.pull, Lease: handlers_learner.lease}
+ROLE_OF: dict[type, str] = {**dict.fromkeys(BY_ACTORS, "actor"), **dict.fromkeys(BY_LEARNER, "learner"), Put: "actor", PutAnchors: "learner",
+                            Commit: "learner", Pull: "actor", Lease: "learner"}
+
+
+class Call(NamedTuple):
+    """One request. `arrived` and `deadline` are monotonic; `deadline` is for requests that may wait."""
+
+    peer: bytes
+    seq: int
+    request: AnyMessage
+    bulk: bytes
+    arrived: float
+    deadline: float
+
+
+Answer = Reply | tuple[Reply, bytes] | None
+
+
+def arrive(core: Core, peer: bytes, seq: int, request: AnyMessage, bulk: bytes) -> Call:
+    wait_s = min(max(0.0, getattr(request, "wait_s", 0.0)), LONGEST_WAIT_S, core.config.replay.order_lease_s / 3)
+    return Call(peer, seq, request, bulk, core.now, core.now + wait_s)
+
+
+def handle(core: Core, call: Call, *, parked: bool = False) -> Answer:
+    """The reply, with its bulk if it has one; None when the call waits for something to change."""
+    request = call.request
+    match request:
+        case Hello():
+            return hello(core, call.seq, request)
+        case Stats():
+            return StatsReply(live_values(core))
+    session = core.sessions.get(getattr(request, "epoch", -1))
+    if session is None:
+        return Refusal("again", f"{type(request).__name__}: this process was replaced by a later one of its name, or never said HELLO")
+    session.last_seen = core.now
+    if session.stopped is not None:
+        return Refusal("refused", session.stopped)
+    kind = type(request)
+    if kind is Note:
+        return handlers_actor.note(core, session, request)
+    if ROLE_OF.get(kind) != session.role:
+        return Refusal("protocol", f"{kind.__name__} is not for a process of role {session.role}")
+    if kind in WITH_BULK:
+        return WITH_BULK[kind](core, session, request, call.bulk)
+    if kind in WAITING:
+        return _waiting(core, session, call, parked=parked)
+    return (BY_ACTORS.get(kind) or BY_LEARNER[kind])(core, session, request)
+
+
+def _waiting(core: Core, session: Session, call: Call, *, parked: bool) -> Answer:
+    """Pull and Lease answer when they can, at the latest at their deadline."""
+    last_chance = core.now >= call.deadline
+    if isinstance(call.request, Lease):
+        return handlers_learner.lease(core, session, call.request, last_chance=last_chance)
+    assert isinstance(call.request, Pull)
+    if session.last_work is not None and session.last_work[0] == call.seq:
+        return session.last_work[1]
+    if not parked:
+        handlers_actor.pull_arrived(core, session, call.request)
+    work = handlers_actor.pull(core, session, call.request, last_chance=last_chance)
+    if work is not None:
+        session.last_work = (call.seq, work)
+        if call.request.want and not call.request.holding:
+            session.idle_s += core.now - call.arrived
+    return work
+
+
+def hello(core: Core, seq: int, request: Hello) -> Reply:
+    if request.protocol != PROTOCOL:
+        return Refusal("refused", f"protocol {request.protocol} there, {PROTOCOL} here: use one version of Leeway")
+    if request.role not in ROLES or not NAME.fullmatch(request.name):
+        return Refusal("refused", f"role {request.role!r} with name {request.name[:80]!r}: a role is one of {', '.join(ROLES)}, a name 1 to 64 of "
+                                  "letters, digits, . _ -")
+    if request.role != "tool" and (keys := difference(core.config.shared(), request.shared)):
+        return Refusal("refused", f"another config than this run's: {keys}")
+    if request.role == "learner" and (before := core.sessions.find("learner", "")) is not None and before.hello_seq != seq:
+        core.update_times.close(core.clock.wall() - max(0.0, core.now - before.last_seen))
+    known = core.sessions.next_epoch
+    session = core.sessions.open(request.role, request.name, seq, core.now)
+    if session.epoch == known and request.role != "tool":
+        _write_session(core, session)
+    return Welcome(session.epoch, str(core.run_dir.resolve()), core.versions.get(core.committed), core.stepped)
+
+
+def _write_session(core: Core, session: Session) -> None:
+    store = core.begin()
+    core.save_sessions()
+    if session.role == "actor":
+        store.db.execute("INSERT INTO actors VALUES (?, ?, -1, NULL, NULL, NULL) ON CONFLICT (name) DO UPDATE SET epoch = excluded.epoch, "
+                         "confirmed = -1, probe_mean = NULL, probe_max = NULL", (session.name, session.epoch))
+    store.record("hello", {"role": session.role, "name": session.name, "epoch": session.epoch})
+    log.info("%s %s joined (epoch %d)", session.role, session.name, session.epoch)

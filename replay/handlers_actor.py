@@ -1,0 +1,123 @@
+"""What actors ask for. Each handler takes the call, changes the core, and returns the reply; None parks the call until something changes."""
+
+import logging
+from collections.abc import Iterable
+
+from replay.core import Core, encode
+from replay.sessions import Session
+from wire.messages import Applied, Engine, GiveBack, Note, Ok, Pull, Refusal, Reply, Work
+from wire.record import VersionNotice, WorkOrder
+
+log = logging.getLogger(__name__)
+
+
+def engine(core: Core, session: Session, request: Engine) -> Reply:
+    store = core.begin()
+    core.fingerprints.add(request.id)
+    store.db.execute("INSERT OR REPLACE INTO fingerprints VALUES (?, ?)", (request.id, encode(request.fingerprint)))
+    store.db.execute("UPDATE actors SET fingerprint = ? WHERE name = ?", (request.id, session.name))
+    store.record("engine", {"actor": session.name, "fingerprint": request.id})
+    return Ok()
+
+
+def applied(core: Core, session: Session, request: Applied) -> Reply:
+    notice = core.versions.get(request.version)
+    if notice is None:
+        return Refusal("again", f"version {request.version} was never committed, or was given up")
+    if notice.weights_digest != request.weights_digest:
+        return Refusal("protocol", f"version {request.version}: the digest that was loaded is not the committed one")
+    store = core.begin()
+    session.applied.add(request.version)
+    session.confirmed, session.probe = request.version, (request.probe_mean, request.probe_max)
+    store.db.execute("UPDATE actors SET confirmed = ?, probe_mean = ?, probe_max = ? WHERE name = ?",
+                     (request.version, request.probe_mean, request.probe_max, session.name))
+    store.record("applied", {"actor": session.name, "version": request.version, "probe_mean": request.probe_mean, "probe_max": request.probe_max})
+    return Ok()
+
+
+def give_back(core: Core, session: Session, request: GiveBack) -> Reply:
+    if transitions := core.book.give_back(request.group_ids, session.name):
+        core.apply("give_back", transitions, actor=session.name, why=request.reason)
+    for current in core.evals:
+        if current.actor == session.name:
+            current.put_back(request.group_ids)
+    session.delivered.difference_update(request.group_ids)
+    return Ok()
+
+
+def note(core: Core, session: Session, request: Note) -> Reply:
+    log.warning("%s %s: %s: %s", session.role, session.name, request.kind, request.detail)
+    core.begin().record("note", {"process": session.name, "kind": request.kind, "detail": request.detail})
+    return Ok()
+
+
+# ---------------------------------------------------------------- pull
+def pull_arrived(core: Core, session: Session, request: Pull) -> None:
+    """The heartbeat in a Pull: what it holds is alive; what it was sent and dropped without a word will outlive its lease."""
+    core.book.touch(request.holding, session.name, core.now)
+    for current in core.evals:
+        current.touch(request.holding, session.name, core.now)
+    session.delivered.update(request.holding)
+    session.confirmed = request.confirmed if request.confirmed in session.applied else -1
+
+
+def pull(core: Core, session: Session, request: Pull, *, last_chance: bool) -> Reply | None:
+    if core.over:
+        session.told_done = True
+        return Work([], None, True)
+    orders = evals = _eval_orders(core, session, request.want)
+    if not evals and not _holds_eval(core, session):
+        orders = _again(core, session, request.want) or _train_orders(core, session, request)
+    notice = _notice(core, session, request, evals)
+    if not orders and not last_chance and (notice is None or notice.version == session.noticed):
+        return None
+    if notice is not None:
+        session.noticed = notice.version
+    session.delivered.update(f"{order.order_id}.{order.attempt}" for order in orders)
+    return Work(orders, notice, False)
+
+
+def _train_orders(core: Core, session: Session, request: Pull) -> list[WorkOrder]:
+    """New grants, within the budget, what may be stored, and what the rest of the run can use."""
+    if not core.may_train or session.confirmed not in core.versions:
+        return []
+    settings = core.config
+    useful = (settings.learner.updates - core.stepped) * settings.learner.groups_per_update - core.book.live
+    room = settings.replay.max_rollouts // settings.sampling.n - core.book.live
+    count = min(core.book.allowance(core.committed, session.confirmed), useful, room, request.want)
+    return core.grant(count, session.name) if count > 0 else []
+
+
+def _again(core: Core, session: Session, want: int) -> list[WorkOrder]:
+    """Orders that are this actor's, of which this life of it does not know: a reply got lost, it restarted, or replay did."""
+    lost = [group.group_id for group in core.book.in_state("granted") if group.actor == session.name and group.group_id not in session.delivered]
+    core.book.touch(lost[:want], session.name, core.now)
+    return [core.orders[group_id] for group_id in lost[:want]]
+
+
+def _eval_orders(core: Core, session: Session, want: int) -> list[WorkOrder]:
+    """Orders of the first evaluation that is not done, if it is this actor's or nobody's."""
+    if not core.evals or want < 1:
+        return []
+    current = core.evals[0]
+    if current.actor == session.name and (lost := [g for g in current.held() if g not in session.delivered][:want]):
+        current.touch(lost, session.name, core.now)
+        return [current.groups[group_id].order for group_id in lost]
+    if taken := current.take(session.name, want, core.now):
+        store = core.begin()
+        store.db.executemany("UPDATE groups SET state = 'granted', actor = ? WHERE group_id = ?", [(session.name, g) for g in taken])
+        store.record("grant", {"actor": session.name, "eval": current.eval_id, "groups": taken})
+    return [current.groups[group_id].order for group_id in taken]
+
+
+def _holds_eval(core: Core, session: Session) -> bool:
+    return bool(core.evals) and core.evals[0].actor == session.name
+
+
+def _notice(core: Core, session: Session, request: Pull, evals: Iterable[WorkOrder]) -> VersionNotice | None:
+    """The version that the orders want; without orders the newest, unless an evaluation keeps this actor at its own."""
+    if _holds_eval(core, session):
+        wanted = core.evals[0].version if evals else request.confirmed
+    else:
+        wanted = core.committed
+    return core.versions.get(wanted) if wanted != request.confirmed else None

@@ -1,0 +1,206 @@
+"""What the learner asks for: initial weights, anchors, leases, checkpoints, the fork back to one. Commits are in `replay/commit.py`."""
+
+import logging
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+
+from replay.core import Core
+from replay.sampler import Group, Transition
+from replay.sessions import Session
+from wire.digest import digest
+from wire.messages import (
+    AnchorHead,
+    Checkpointed,
+    Done,
+    Finished,
+    Fork,
+    Initial,
+    Lease,
+    Leased,
+    NotYet,
+    Ok,
+    PutAnchors,
+    Refusal,
+    Reply,
+    Rows,
+    Unscored,
+)
+from wire.record import F32, RolloutHead, ScoringPlan, VersionNotice
+
+log = logging.getLogger(__name__)
+EXACT = ("resident", "snapshot")
+SELECT_ANCHORS = ("SELECT s.rollout_id, s.span, s.version, s.source, s.weights_digest, s.trainer, s.rows, s.width, s.row, s.old FROM spans s "
+                  "JOIN rollouts r USING (rollout_id) JOIN groups g USING (group_id) WHERE g.state = 'leased' AND g.purpose = 'train' "
+                  "AND r.state = 'leased' AND r.reward IS NOT NULL AND s.source IS NOT NULL ORDER BY g.grant_seq, r.sample, s.span")
+SELECT_LEASED = ("SELECT r.head, r.payload FROM rollouts r JOIN groups g USING (group_id) WHERE g.state = 'leased' AND g.purpose = 'train' "
+                 "AND r.state = 'leased' AND r.reward IS NOT NULL ORDER BY g.grant_seq, r.sample")
+SET_ANCHOR = ('UPDATE spans SET source = ?, weights_digest = ?, trainer = ?, rows = ?, width = ?, row = ?, old = ?, old_digest = ? '
+              'WHERE rollout_id = ? AND span = ? AND version = ? AND source IS NULL AND (? = 0 OR "end" - start = ?)')
+_head = msgspec.json.Decoder(RolloutHead)
+
+
+# ---------------------------------------------------------------- versions
+def add_version(core: Core, notice: VersionNotice, parent: int | None, update: int | None) -> None:
+    core.store.db.execute("INSERT INTO versions VALUES (?, ?, ?, ?, ?, ?, 'live', 1, ?)", (
+        notice.version, parent, update, notice.path, notice.manifest_digest, notice.weights_digest, core.clock.wall()))
+    core.versions[notice.version] = notice
+    core.committed, core.next_version = notice.version, notice.version + 1
+
+
+def initial(core: Core, session: Session, request: Initial) -> Reply:
+    if core.versions.get(0) == request.notice:
+        return Ok()
+    if core.next_version or request.notice.version != 0:
+        return Refusal("again", f"this run already has version {core.committed}")
+    store = core.begin()
+    add_version(core, request.notice, None, None)
+    store.record("version", {"notice": msgspec.to_builtins(request.notice)})
+    core.plan_evaluation()
+    return Ok()
+
+
+def checkpointed(core: Core, session: Session, request: Checkpointed) -> Reply:
+    if request.version not in core.versions:
+        return Refusal("again", f"version {request.version} was never committed, or was given up")
+    store = core.begin()
+    update = store.one("SELECT max(update_id) FROM updates WHERE state = 'committed' AND version_in < ?", request.version)
+    row = (request.version, update, request.path, request.manifest_digest)
+    if store.one("SELECT 1 FROM checkpoints WHERE version = ? AND update_id IS ? AND path = ? AND manifest_digest = ? AND state = 'complete'", *row):
+        return Ok()
+    store.db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, 'complete')", row)
+    store.record("checkpoint", {"version": request.version, "update": update, "path": request.path, "manifest": request.manifest_digest})
+    core.retention_due = True
+    return Ok()
+
+
+def fork(core: Core, session: Session, request: Fork) -> Reply:
+    """Updates after the checkpoint are lost; so are their versions, and what was sampled from them. Every prompt concerned is asked again."""
+    if core.versions.get(request.notice.version) == request.notice:
+        return Ok()
+    complete = core.store.one("SELECT 1 FROM checkpoints WHERE version = ? AND state = 'complete'", request.checkpoint)
+    if request.checkpoint not in core.versions or request.checkpoint and not complete or request.notice.version != core.next_version:
+        return Refusal("again", f"a fork from version {request.checkpoint} to {request.notice.version}: there must be a complete checkpoint of it, "
+                                f"and the new version is number {core.next_version}")
+    store = core.begin()
+    after = store.one("SELECT update_id FROM checkpoints WHERE version = ? AND state = 'complete'", request.checkpoint) or 0
+    newest = dict(store.rows("SELECT group_id, max(newest_version) FROM rollouts WHERE state IN ('buffered', 'leased') GROUP BY group_id"))
+    transitions = _lost(core, after) + core.book.fork(request.checkpoint, newest)
+    lost = [update for update, in store.rows("SELECT update_id FROM updates WHERE update_id > ? AND state = 'committed'", after)]
+    orphaned = [version for version in core.versions if version > request.checkpoint]
+    store.db.execute("UPDATE updates SET state = 'lost' WHERE update_id > ?", (after,))
+    store.db.execute("UPDATE versions SET state = 'orphaned' WHERE version > ?", (request.checkpoint,))
+    store.db.execute("UPDATE checkpoints SET state = 'orphaned' WHERE version > ? AND state = 'complete'", (request.checkpoint,))
+    for version in orphaned:
+        del core.versions[version]
+    _forget_evaluations(core, request.checkpoint)
+    add_version(core, request.notice, request.checkpoint, None)
+    core.apply("fork", transitions, checkpoint=request.checkpoint, notice=msgspec.to_builtins(request.notice), updates=lost, versions=orphaned)
+    counts = dict(store.rows("SELECT skipped, count(*) FROM updates WHERE state = 'committed' GROUP BY skipped"))
+    core.stepped, core.skipped = counts.get(0, 0), counts.get(1, 0)
+    core.plan_evaluation()
+    log.warning("the learner went back to version %d: %d updates are lost, version %d goes on from there", request.checkpoint, len(lost),
+                request.notice.version)
+    return Ok()
+
+
+def _lost(core: Core, after: int) -> list[Transition]:
+    rows = core.store.rows("SELECT group_id, order_id, attempt, n, oldest_version FROM groups WHERE state = 'trained' AND update_id > ? "
+                           "ORDER BY grant_seq", after)
+    return [Transition(Group(group_id, order_id, attempt, n, oldest_version=oldest), "lost", "fork", requeue=True)
+            for group_id, order_id, attempt, n, oldest in rows]
+
+
+def _forget_evaluations(core: Core, checkpoint: int) -> None:
+    store = core.store
+    store.db.execute("UPDATE groups SET state = 'dropped', reason = 'orphaned' WHERE state IN ('queued', 'granted') AND eval_id IN "
+                     "(SELECT eval_id FROM evals WHERE version > ? AND state = 'pending')", (checkpoint,))
+    store.db.execute("UPDATE evals SET state = 'lost' WHERE version > ? AND state = 'pending'", (checkpoint,))
+    core.evals = [current for current in core.evals if current.version <= checkpoint]
+    core.evaluated = [updates for updates, in store.rows("SELECT updates FROM evals WHERE state != 'lost' AND version <= ?", checkpoint)]
+
+
+# ---------------------------------------------------------------- anchors
+def unscored(core: Core, session: Session, request: Unscored) -> tuple[Reply, bytes]:
+    rows = core.store.rows(
+        "SELECT head, payload FROM rollouts WHERE rollout_id IN (SELECT rollout_id FROM spans WHERE version = ? AND source IS NULL) "
+        "AND state IN ('buffered', 'leased') AND reward IS NOT NULL ORDER BY rowid LIMIT ?", request.version, max(0, request.limit))
+    return Rows([_head.decode(head) for head, _ in rows]), b"".join(payload for _, payload in rows)
+
+
+def put_anchors(core: Core, session: Session, request: PutAnchors, bulk: bytes) -> Reply:
+    """Every span once; what comes a second time, or fits no span, is refused and counted."""
+    values = np.frombuffer(bulk, F32)
+    if not np.isfinite(values).all():
+        return Refusal("protocol", "an old log-prob is not finite")
+    for head in request.heads:
+        notice = core.versions.get(head.version)
+        if notice is None or head.source in EXACT and head.weights_digest != notice.weights_digest:
+            return Refusal("protocol", f"{head.rollout_id} span {head.span}: scored with weights that are not version {head.version}")
+        if (head.count == 0) != (head.source == "missing"):
+            return Refusal("protocol", f"{head.rollout_id} span {head.span}: {head.count} log-probs with source {head.source}")
+    store, start = core.begin(), 0
+    stored: dict[str, str | None] = {}
+    for head in request.heads:
+        old, start = bulk[4 * start:4 * (start + head.count)], start + head.count
+        old_digest = digest(old) if old else None
+        cursor = store.db.execute(SET_ANCHOR, (
+            head.source, head.weights_digest, head.trainer, head.plan.rows, head.plan.width, head.plan.row, old or None, old_digest,
+            head.rollout_id, head.span, head.version, head.count, head.count))
+        if cursor.rowcount:
+            stored[f"{head.rollout_id}/{head.span}"] = old_digest
+    store.count("anchors_refused", len(request.heads) - len(stored))
+    store.wrote(len(bulk))
+    if stored:
+        store.record("anchors", {"spans": stored})
+    return Ok()
+
+
+# ---------------------------------------------------------------- leases
+def lease(core: Core, session: Session, request: Lease, *, last_chance: bool) -> Reply | tuple[Reply, bytes] | None:
+    if core.training_done:
+        return Done()
+    if request.version != core.committed:
+        return Refusal("again", f"an update from version {request.version}, but version {core.committed} is committed")
+    groups = core.book.in_state("leased")
+    if not groups:
+        groups, transitions = core.book.lease(core.committed)
+        core.apply("groups", [t for t in transitions if t.to != "leased"])
+        core.apply("lease", [t for t in transitions if t.to == "leased"], update=core.next_update)
+    if not groups:
+        return NotYet(awaited(core)) if last_chance else None
+    core.update_times.open(core.clock.wall())
+    return leased(core, groups)
+
+
+def leased(core: Core, groups: Iterable[Group]) -> tuple[Reply, bytes]:
+    rows = core.store.rows(SELECT_LEASED)
+    anchors, olds = [], []
+    for rollout, span, version, source, weights, trainer, count, width, row, old in core.store.rows(SELECT_ANCHORS):
+        anchors.append(AnchorHead(rollout, span, version, source, weights, trainer, ScoringPlan(count, width, row), len(old or b"") // 4))
+        olds.append(old or b"")
+    reply = Leased(core.next_update, [group.group_id for group in groups], [_head.decode(head) for head, _ in rows], anchors)
+    return reply, b"".join([*(payload for _, payload in rows), *olds])
+
+
+def awaited(core: Core) -> str:
+    """What the learner waits for, for people."""
+    actors = [session for session in core.sessions.of("actor") if core.now - session.last_seen < core.config.replay.order_lease_s]
+    if core.committed < 0:
+        return "the initial weights"
+    if not core.may_train:
+        first = core.evals[0]
+        return f"first evaluation: {first.answered} of {first.total} answers" + ("" if actors else "; no actor connected")
+    complete, granted = len(core.book.in_state("complete")), core.book.in_state("granted")
+    generating = len({group.actor for group in granted})
+    who = f"{generating} actor{'' if generating == 1 else 's'} generating" if actors else "no actor connected"
+    return f"{complete} of {core.book.groups_per_update} groups complete; {who}"
+
+
+def finished(core: Core, session: Session, request: Finished) -> Reply:
+    store = core.begin()
+    core.finished = True
+    store.set_meta("finished", "1")
+    store.record("finished", {"learner": session.name, "seconds": request.seconds})
+    return Ok()

@@ -1,0 +1,218 @@
+"""Put: rollouts in, each of them judged before anything is written. What is acknowledged is on disk, once."""
+
+import logging
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from replay.core import Core, encode, group_id
+from replay.rebuild import ABORTED
+from replay.sampler import Outcome, Transition
+from replay.sessions import Session
+from replay.validate import Item, cut, faults
+from wire.digest import digest as digest_of
+from wire.errors import RunError
+from wire.messages import Put, Refusal, Reply, SampleFailure, Stored
+from wire.record import RolloutHead, Scored
+
+log = logging.getLogger(__name__)
+INSERT_ROLLOUT = "INSERT INTO rollouts VALUES (?, ?, ?, ?, ?, NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT_SPAN = 'INSERT INTO spans (rollout_id, span, version, start, "end", kv_clean) VALUES (?, ?, ?, ?, ?, ?)'
+WATCH_FROM = 100
+"""Verdicts before their failures are judged."""
+WARN_RATE = 0.05
+
+Standing = Literal["open", "eval", "duplicate"]
+
+
+class Tally(NamedTuple):
+    quarantined: list[tuple[str, str]]
+    refused: list[tuple[str, str]]
+    transitions: list[Transition]
+
+
+def put(core: Core, session: Session, request: Put, bulk: bytes) -> Reply:
+    if len(request.digests) != len(request.heads):
+        return Refusal("protocol", f"Put: {len(request.heads)} rollouts with {len(request.digests)} digests")
+    store = core.begin()
+    tally = Tally([], [], [])
+    payloads = cut(request.heads, bulk)
+    train: list[Item] = []
+    evals: list[Item] = []
+    duplicates = 0
+    seen: set[tuple[str, int]] = set()
+    for index, head in enumerate(request.heads):
+        of = f"{head.order_id}.{head.attempt}"
+        standing = _standing(core, session, of, head.sample, head.rollout_id)
+        if (of, head.sample) in seen and standing in ("open", "eval"):
+            standing = "duplicate"
+        if standing == "duplicate":
+            duplicates += 1
+        elif standing not in ("open", "eval"):
+            tally.refused.append((head.rollout_id, standing))
+        elif payloads is None:
+            _quarantine(core, session, head, bulk if index == 0 else b"", f"wrong lengths: {len(bulk)} payload bytes do not fit the heads", tally)
+            seen.add((of, head.sample))
+        else:
+            seen.add((of, head.sample))
+            order = core.orders[of] if standing == "open" else core.eval_group(of)[1].order  # type: ignore[index]
+            (train if standing == "open" else evals).append(Item(head, payloads[index], request.digests[index], order))
+    stored = _store_train(core, session, train, tally) + _store_evals(core, session, evals, tally)
+    duplicates += sum(_fail(core, session, failure, tally) for failure in request.failures)
+    store.count("duplicates_refused", duplicates)
+    store.count("refused_closed", len(tally.refused))
+    store.count("quarantined", len(tally.quarantined))
+    core.apply("groups", tally.transitions)
+    core.close_evaluations()
+    _watch(core, session, request.heads, dict(tally.quarantined))
+    return Stored(stored, duplicates, tally.quarantined, tally.refused)
+
+
+def _standing(core: Core, session: Session, of: str, sample: int, rollout: str) -> str:
+    """open | eval | duplicate, else why the rollout is refused."""
+    group = core.book.groups.get(of)
+    if group is not None:
+        if sample in group.outcomes:
+            return "duplicate"
+        if group.state != "granted":
+            return "this attempt is closed"
+        if group.actor != session.name:
+            return f"its order is held by {group.actor}"
+        return "open" if 0 <= sample < group.n else f"sample {sample} of {group.n}"
+    if found := core.eval_group(of):
+        current, eval_group = found
+        if sample in eval_group.outcomes:
+            return "duplicate"
+        if not eval_group.held or current.actor != session.name:
+            return "its order is held by another actor"
+        return "eval" if 0 <= sample < eval_group.order.n else f"sample {sample} of {eval_group.order.n}"
+    known = core.store.one("SELECT 1 FROM rollouts WHERE rollout_id = ? UNION ALL SELECT 1 FROM eval_rollouts WHERE rollout_id = ? "
+                           "UNION ALL SELECT 1 FROM failures WHERE group_id = ? AND sample = ?", rollout, rollout, of, sample)
+    return "duplicate" if known else "this attempt is closed"
+
+
+def _store_train(core: Core, session: Session, items: list[Item], tally: Tally) -> int:
+    bad = faults(items, core.versions, core.fingerprints)
+    for index, fault in bad.items():
+        _quarantine(core, session, items[index].head, bytes(items[index].payload), fault, tally)
+    sound = [item for index, item in enumerate(items) if index not in bad]
+    if not sound:
+        return 0
+    store, wall = core.store, core.clock.wall()
+    rollouts, spans, aborted = [], [], 0
+    for head, payload, digest, order in sound:
+        outcome = _outcome(head)
+        state, reason = ("dropped", ABORTED) if outcome == "aborted" else ("buffered", None)
+        reward, failure = (head.verdict.reward, None) if isinstance(head.verdict, Scored) else (None, head.verdict.reason)
+        oldest, newest = head.spans[0].version, head.spans[-1].version
+        rollouts.append((head.rollout_id, group_id(order), head.sample, state, reason, session.name, head.response_len, oldest, newest,
+                         reward, failure, encode(head), bytes(payload), digest, wall))
+        spans += [(head.rollout_id, i, s.version, s.start, s.end, s.kv_clean) for i, s in enumerate(head.spans)]
+        aborted += outcome == "aborted"
+        _settle(core, tally, group_id(order), head.sample, outcome, oldest)
+        if outcome != "aborted":
+            core.verdicts.append(outcome == "failed")
+    store.db.executemany(INSERT_ROLLOUT, rollouts)
+    store.db.executemany(INSERT_SPAN, spans)
+    store.wrote(sum(len(item.payload) for item in sound))
+    store.record("put", {"actor": session.name, "rollouts": {item.head.rollout_id: item.digest for item in sound},
+                         "heads": {row[0]: digest_of(row[11].encode()) for row in rollouts}, "aborted": aborted})
+    _count_tokens(core, [item.head for item in sound])
+    return len(sound)
+
+
+def _store_evals(core: Core, session: Session, items: list[Item], tally: Tally) -> int:
+    bad = faults(items, core.versions, core.fingerprints)
+    for index, fault in bad.items():
+        _quarantine(core, session, items[index].head, bytes(items[index].payload), fault, tally)
+    rows = []
+    for head, payload, _, order in (item for index, item in enumerate(items) if index not in bad):
+        of = group_id(order)
+        reward, failure = (head.verdict.reward, None) if isinstance(head.verdict, Scored) else (None, head.verdict.reason)
+        rows.append((head.rollout_id, core.eval_group(of)[0].eval_id, of, order.purpose, order.version, head.response_len,  # type: ignore[index]
+                     reward, failure, encode(head), bytes(payload)))
+        _eval_outcome(core, of, head.sample, reward)
+    if rows:
+        core.store.db.executemany("INSERT INTO eval_rollouts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        core.store.wrote(sum(len(row[-1]) for row in rows))
+        core.store.record("eval_put", {"actor": session.name, "eval": rows[0][1], "rollouts": [row[0] for row in rows]})
+        core.store.count("eval_rollouts", len(rows))
+    return len(rows)
+
+
+def _fail(core: Core, session: Session, failure: SampleFailure, tally: Tally) -> bool:
+    """A sample without a token. True when it already had an outcome."""
+    of = f"{failure.order_id}.{failure.attempt}"
+    standing = _standing(core, session, of, failure.sample, f"{of}.{failure.sample}")
+    if standing not in ("open", "eval"):
+        if standing != "duplicate":
+            tally.refused.append((f"{of}.{failure.sample}", standing))
+        return standing == "duplicate"
+    aborted = failure.reason.startswith(ABORTED)
+    core.store.count("aborted_without_token" if aborted else "failed_without_token")
+    core.store.record("put", {"actor": session.name, "failures": [[of, failure.sample, failure.reason]]})
+    _no_rollout(core, tally, of, failure.sample, failure.reason, "aborted" if aborted else "failed")
+    return False
+
+
+def _quarantine(core: Core, session: Session, head: RolloutHead, payload: bytes, reason: str, tally: Tally) -> None:
+    """Keep the evidence; the sample has its outcome, and nothing of it is trained on."""
+    core.store.db.execute("INSERT INTO quarantine (rollout_id, actor, reason, head, payload, stored_at) VALUES (?, ?, ?, ?, ?, ?)",
+                          (head.rollout_id, session.name, reason, encode(head), payload, core.clock.wall()))
+    core.store.wrote(len(payload))
+    core.store.record("put", {"actor": session.name, "quarantined": [[head.rollout_id, reason]]})
+    tally.quarantined.append((head.rollout_id, reason))
+    _no_rollout(core, tally, f"{head.order_id}.{head.attempt}", head.sample, "quarantined", "quarantined")
+
+
+def _no_rollout(core: Core, tally: Tally, of: str, sample: int, reason: str, outcome: Outcome) -> None:
+    core.store.db.execute("INSERT INTO failures VALUES (?, ?, ?)", (of, sample, reason))
+    if of in core.book.groups:
+        _settle(core, tally, of, sample, outcome, None)
+    else:
+        _eval_outcome(core, of, sample, None)
+
+
+def _settle(core: Core, tally: Tally, of: str, sample: int, outcome: Outcome, oldest: int | None) -> None:
+    if transition := core.book.outcome(of, sample, outcome, oldest):
+        tally.transitions.append(transition)
+
+
+def _eval_outcome(core: Core, of: str, sample: int, reward: float | None) -> None:
+    found = core.eval_group(of)
+    if found is not None and found[0].outcome(of, sample, reward):
+        core.store.db.execute("UPDATE groups SET state = 'evaluated' WHERE group_id = ?", (of,))
+
+
+def _outcome(head: RolloutHead) -> Outcome:
+    if isinstance(head.verdict, Scored):
+        return "scored"
+    return "aborted" if head.verdict.reason == ABORTED else "failed"
+
+
+def _count_tokens(core: Core, heads: list[RolloutHead]) -> None:
+    tokens = np.array([head.response_len for head in heads])
+    share = core.update_times.share(np.array([head.started for head in heads]), np.array([head.finished for head in heads]), core.clock.wall())
+    core.store.count("tokens_generated", int(tokens.sum()))
+    core.store.count("tokens_generated_during_updates", float((tokens * share).sum()))
+
+
+def _watch(core: Core, session: Session, heads: list[RolloutHead], quarantined: dict[str, str]) -> None:
+    """Poison in a row stops the actor; too many failed verdicts stop the run."""
+    for head in heads:
+        session.poisoned_in_a_row = session.poisoned_in_a_row + 1 if head.rollout_id in quarantined else 0
+    if quarantined:
+        last = list(quarantined.values())[-1]
+        log.warning("actor %s: %d rollouts quarantined, the last because %s", session.name, len(quarantined), last)
+        if session.poisoned_in_a_row >= core.config.actor.max_quarantined:
+            session.stopped = f"{session.poisoned_in_a_row} rollouts in a row were quarantined, the last because {last}"
+    failed = sum(core.verdicts)
+    if len(core.verdicts) < WATCH_FROM or failed <= WARN_RATE * len(core.verdicts):
+        core.verdicts_warned = False
+        return
+    limit = core.config.replay.max_failure_rate
+    if failed > limit * len(core.verdicts):
+        raise RunError(f"{failed} of the last {len(core.verdicts)} verdicts failed, more than replay.max_failure_rate = {limit}: look at the verifier")
+    if not core.verdicts_warned:
+        log.warning("%d of the last %d verdicts failed", failed, len(core.verdicts))
+        core.verdicts_warned = True

@@ -1,0 +1,202 @@
+"""Read-only access to a run, live or finished: one snapshot of its store, its config and its metrics. For the tools."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Self, TypeVar
+
+from configs.load import load_resolved
+from configs.schema import Config
+from wire.errors import ConfigError
+
+STORE = "replay.sqlite"
+Row = TypeVar("Row", bound=NamedTuple)
+
+
+class RolloutRow(NamedTuple):
+    """A stored training rollout, without its payload; `retained` says whether the payload is still there."""
+
+    rollout_id: str
+    group_id: str
+    sample: int
+    state: str
+    reason: str | None
+    update_id: int | None
+    response_len: int
+    oldest_version: int
+    newest_version: int
+    reward: float | None
+    failure: str | None
+    head: str
+    payload_digest: str
+    retained: int
+
+
+class SpanRow(NamedTuple):
+    rollout_id: str
+    span: int
+    version: int
+    start: int
+    end: int
+    kv_clean: int
+    source: str | None
+    weights_digest: str | None
+    trainer: str | None
+    rows: int | None
+    width: int | None
+    row: int | None
+    old: bytes | None
+    old_digest: str | None
+
+
+class GroupRow(NamedTuple):
+    group_id: str
+    purpose: str
+    prompt_id: str
+    n: int
+    state: str
+    reason: str | None
+    oldest_version: int | None
+    update_id: int | None
+
+
+class VersionRow(NamedTuple):
+    version: int
+    parent: int | None
+    update_id: int | None
+    path: str
+    manifest_digest: str
+    weights_digest: str
+    state: str
+    retained: int
+    committed_at: float
+
+
+class UpdateRow(NamedTuple):
+    update_id: int
+    version_in: int
+    version_out: int
+    skipped: int
+    state: str
+    record: str
+    record_digest: str
+    committed_at: float
+
+
+class ColumnRow(NamedTuple):
+    update_id: int
+    name: str
+    dtype: str
+    data: bytes | None
+    digest: str
+
+
+class CheckpointRow(NamedTuple):
+    version: int
+    update_id: int | None
+    path: str
+    manifest_digest: str
+    state: str
+
+
+class EvalRow(NamedTuple):
+    eval_id: int
+    version: int
+    updates: int
+    state: str
+    sampled: float | None
+    greedy: float | None
+
+
+class ActorRow(NamedTuple):
+    name: str
+    epoch: int
+    confirmed: int
+    probe_mean: float | None
+    probe_max: float | None
+    fingerprint: str | None
+
+
+class LedgerRow(NamedTuple):
+    seq: int
+    kind: str
+    body: str
+    prev: str
+    hash: str
+
+
+TABLES: dict[type, str] = {
+    RolloutRow: "rollouts", SpanRow: "spans", GroupRow: "groups", VersionRow: "versions", UpdateRow: "updates", ColumnRow: "update_columns",
+    CheckpointRow: "checkpoints", EvalRow: "evals", ActorRow: "actors", LedgerRow: "ledger"}
+COMPUTED = {"retained": {"rollouts": "payload IS NOT NULL AS retained"}}
+
+
+class RunReader:
+    """One consistent snapshot: rows committed after it was opened are not seen, and writers are never blocked."""
+
+    def __init__(self, run_dir: Path) -> None:
+        """Raises ConfigError, naming the runs that exist, when there is no run at `run_dir`."""
+        self.run_dir = Path(run_dir)
+        store = self.run_dir / STORE
+        if not store.is_file():
+            raise ConfigError(_missing(self.run_dir))
+        try:
+            self.db = sqlite3.connect(f"{store.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None)
+            self.db.execute("BEGIN")
+            self.db.execute("SELECT count(*) FROM meta").fetchone()  # takes the snapshot
+        except sqlite3.Error as error:
+            raise ConfigError(f"{store} cannot be read as a run's store: {error}") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.db.close()
+
+    def read(self, row: type[Row], where: str = "1", *values: Any) -> Iterator[Row]:
+        """Rows of one table as `row`s, in the order of their key."""
+        table = TABLES[row]
+        columns = ", ".join(COMPUTED.get(name, {}).get(table, f'"{name}"') for name in row._fields)
+        return map(row._make, self.db.execute(f'SELECT {columns} FROM {table} WHERE {where} ORDER BY {_key(row)}', values))
+
+    def sql(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        return self.db.execute(query, values).fetchall()
+
+    def one(self, query: str, *values: Any) -> Any:
+        """First column of the first row, None when there is no row."""
+        found = self.db.execute(query, values).fetchone()
+        return found[0] if found else None
+
+    def payload(self, rollout_id: str) -> bytes | None:
+        return self.one("SELECT payload FROM rollouts WHERE rollout_id = ?", rollout_id)
+
+    def counters(self) -> dict[str, float]:
+        return dict(self.sql("SELECT name, value FROM counters ORDER BY name"))
+
+    def ledger_head(self) -> str | None:
+        return self.one("SELECT hash FROM ledger ORDER BY seq DESC LIMIT 1")
+
+    def config(self) -> Config:
+        """The config the run was started with. Raises ConfigError when it cannot be read."""
+        path = self.run_dir / "config.json"
+        try:
+            return load_resolved(path)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from None
+
+    def records(self) -> Iterator[tuple[UpdateRow, dict[str, Any]]]:
+        """Committed updates with their record, in order."""
+        for row in self.read(UpdateRow, "state = 'committed'"):
+            yield row, json.loads(row.record)
+
+
+def _key(row: type) -> str:
+    names = {SpanRow: "rollout_id, span", ColumnRow: "update_id, name"}
+    return names.get(row, row._fields[0])  # type: ignore[attr-defined]
+
+
+def _missing(run_dir: Path) -> str:
+    parent = run_dir.parent
+    known = sorted(path.parent.name for path in parent.glob(f"*/{STORE}")) if parent.is_dir() else []
+    return f"no run at {run_dir}: " + (f"{parent} holds {', '.join(known)}" if known else f"there are no runs in {parent}")

@@ -1,0 +1,117 @@
+"""Memory from the tables: what a restarted replay knows is what was committed."""
+
+import json
+from collections import Counter
+
+import msgspec
+
+from replay.core import Core
+from replay.evals import EvalGroup, EvalRound
+from replay.sampler import Group, Outcome
+from replay.sessions import Sessions
+from wire.record import VersionNotice, WorkOrder
+
+ABORTED = "aborted"
+
+
+def rebuild(core: Core) -> None:
+    """Fill a fresh Core from its store. Granted orders stay with their actors; their leases begin anew."""
+    _versions(core)
+    _updates(core)
+    _sessions(core)
+    _prompts(core)
+    _groups(core)
+    _evals(core)
+    core.fingerprints = {name for name, in core.store.rows("SELECT id FROM fingerprints")}
+    core.finished = core.store.meta("finished") == "1" and core.over
+    unlease_if_too_old(core)
+
+
+def _versions(core: Core) -> None:
+    rows = core.store.rows("SELECT version, path, manifest_digest, weights_digest, state FROM versions ORDER BY version")
+    core.versions = {version: VersionNotice(version, *rest) for version, *rest, state in rows if state == "live"}
+    core.committed = max(core.versions, default=-1)
+    core.next_version = max((row[0] for row in rows), default=-1) + 1
+
+
+def _updates(core: Core) -> None:
+    rows = core.store.rows("SELECT update_id, skipped, state FROM updates")
+    core.next_update = max((update for update, _, _ in rows), default=0) + 1
+    counts = Counter(bool(skipped) for _, skipped, state in rows if state == "committed")
+    core.stepped, core.skipped = counts[False], counts[True]
+    if last := core.store.one("SELECT metrics FROM updates WHERE state = 'committed' ORDER BY update_id DESC LIMIT 1"):
+        core.last_metrics = json.loads(last)
+
+
+def _sessions(core: Core) -> None:
+    store = core.store
+    core.sessions = Sessions(json.loads(store.meta("sessions") or "[]"), int(store.meta("next_epoch") or 1))
+    for name, epoch, confirmed, mean, largest in store.rows("SELECT name, epoch, confirmed, probe_mean, probe_max FROM actors"):
+        session = core.sessions.get(epoch)
+        if session is not None and session.name == name:
+            session.confirmed = confirmed
+            session.applied = {confirmed} - {-1}
+            session.probe = None if mean is None else (mean, largest)
+            session.last_seen = core.now
+
+
+def _prompts(core: Core) -> None:
+    core.cursor = int(core.store.meta("cursor") or 0)
+    queued = core.store.rows("SELECT work_order FROM groups WHERE state = 'queued' AND purpose = 'train' ORDER BY rowid")
+    core.queue.extend(msgspec.json.decode(text, type=WorkOrder) for text, in queued)
+
+
+def _groups(core: Core) -> None:
+    outcomes = _outcomes(core)
+    for group_id, order_id, attempt, n, state, actor, seq, text in core.store.rows(
+            "SELECT group_id, order_id, attempt, n, state, actor, grant_seq, work_order FROM groups "
+            "WHERE state IN ('granted', 'complete', 'leased') AND purpose = 'train'"):
+        found = outcomes.get(group_id, [])
+        oldest = min((version for _, outcome, version in found if outcome == "scored"), default=None)
+        core.book.restore(Group(group_id, order_id, attempt, n, actor, seq, core.now, state, {s: outcome for s, outcome, _ in found}, oldest))
+        core.orders[group_id] = msgspec.json.decode(text, type=WorkOrder)
+    core.book.next_seq = max(core.book.next_seq, (core.store.one("SELECT max(grant_seq) FROM groups") or -1) + 1)
+
+
+def _outcomes(core: Core) -> dict[str, list[tuple[int, Outcome, int]]]:
+    """(sample, outcome, oldest version) of every sample that has one, by live group."""
+    live = "SELECT group_id FROM groups WHERE state IN ('granted', 'complete', 'leased') AND purpose = 'train'"
+    found: dict[str, list[tuple[int, Outcome, int]]] = {}
+    for group_id, sample, state, reason, reward, oldest in core.store.rows(
+            f"SELECT group_id, sample, state, reason, reward, oldest_version FROM rollouts WHERE group_id IN ({live})"):
+        outcome: Outcome = "aborted" if (state, reason) == ("dropped", ABORTED) else "failed" if reward is None else "scored"
+        found.setdefault(group_id, []).append((sample, outcome, oldest))
+    for group_id, sample, reason in core.store.rows(f"SELECT group_id, sample, reason FROM failures WHERE group_id IN ({live})"):
+        found.setdefault(group_id, []).append((sample, "quarantined" if reason == "quarantined" else "failed", 0))
+    return found
+
+
+def _evals(core: Core) -> None:
+    store = core.store
+    core.next_eval = (store.one("SELECT max(eval_id) FROM evals") or 0) + 1
+    core.evaluated = [updates for updates, in store.rows("SELECT updates FROM evals WHERE state != 'lost'")]
+    for eval_id, version, updates in store.rows("SELECT eval_id, version, updates FROM evals WHERE state = 'pending' ORDER BY eval_id"):
+        groups = {group_id: EvalGroup(msgspec.json.decode(text, type=WorkOrder)) for group_id, text in store.rows(
+            "SELECT group_id, work_order FROM groups WHERE eval_id = ? ORDER BY rowid", eval_id)}
+        for group_id, rollout, reward in store.rows("SELECT group_id, rollout_id, reward FROM eval_rollouts WHERE eval_id = ?", eval_id):
+            groups[group_id].outcomes[int(rollout.rpartition(".")[2])] = reward
+        for group_id, sample in store.rows("SELECT f.group_id, sample FROM failures f JOIN groups g USING (group_id) WHERE g.eval_id = ?", eval_id):
+            groups[group_id].outcomes[sample] = None
+        core.evals.append(EvalRound(eval_id, version, updates, groups))
+        _give_back_to_holder(core.evals[-1], dict(store.rows(
+            "SELECT group_id, actor FROM groups WHERE eval_id = ? AND state = 'granted'", eval_id)), core.now)
+
+
+def _give_back_to_holder(current: EvalRound, held: dict[str, str], now: float) -> None:
+    for group_id, actor in held.items():
+        if group_id in current.queue:
+            current.queue.remove(group_id)
+            current.groups[group_id].held, current.groups[group_id].touched = True, now
+            current.actor = actor
+
+
+def unlease_if_too_old(core: Core) -> None:
+    """A budget lowered on resume may make a lease untrainable: its groups are complete again, and the next lease looks at them anew."""
+    oldest = [group.oldest_version for group in core.book.in_state("leased") if group.oldest_version is not None]
+    if oldest and core.committed - min(oldest) > core.book.max_staleness or len(core.book.in_state("leased")) not in (0, core.book.groups_per_update):
+        core.apply("groups", core.book.unlease(), why="lease_no_longer_trainable")

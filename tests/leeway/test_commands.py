@@ -1,0 +1,114 @@
+"""The command tree: documented, its flags frozen, its bad usage one line and exit 2."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.arguments import parser
+from leeway import cli
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CONFIG = '[model]\npath = "somewhere"\n[task]\ntrain = "train.jsonl"\n'
+
+START = ["--dry-run", "--help", "--name", "--resume", "--set"]
+FLAGS = {
+    "run": START, "replay": START, "actor": START, "learner": START,
+    "stats": ["--help", "--json"],
+    "audit": ["--help", "--json", "--rollout", "--update"],
+    "report": ["--help"],
+    "doctor": ["--help"],
+    "recipes": ["--help"],
+}
+"""Frozen: knobs live in the config. A new flag is a decision."""
+
+
+def leeway(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "leeway.cli", *words], cwd=cwd, capture_output=True, text=True, timeout=60,
+                          env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(cwd)})
+
+
+@pytest.mark.parametrize("command", FLAGS)
+def test_flags_are_frozen(command: str) -> None:
+    done = leeway(command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", done.stdout.split("options:")[-1]))) == FLAGS[command]
+
+
+def test_every_command_has_its_flags_frozen() -> None:
+    assert set(cli.COMMANDS) == set(FLAGS)
+
+
+def test_every_command_and_flag_is_documented() -> None:
+    text = (ROOT / "docs" / "commands.md").read_text()
+    for command, flags in FLAGS.items():
+        assert re.search(rf"leeway {command}\b", text), f"docs/commands.md does not name leeway {command}"
+        for flag in set(flags) - {"--help"}:
+            assert flag in text, f"docs/commands.md does not name {flag} of {command}"
+
+
+def test_every_command_has_a_help_line() -> None:
+    for name, command in cli.COMMANDS.items():
+        assert command.help
+        assert f"  {name:9}{command.help}" in cli.usage()
+
+
+def test_the_help_imports_nothing_heavy() -> None:
+    code = ("import sys; from leeway.cli import main; main(['--help']); "
+            "print(sorted({'torch', 'pydantic', 'zmq', 'rich', 'numpy'} & set(sys.modules)))")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(("words", "line"), [
+    (["recipe"], "leeway: error: no command 'recipe'; the nearest is recipes"),
+    (["doctor", "now"], "leeway: error: unrecognized arguments: now"),
+    (["run"], "leeway: error: the following arguments are required: CONFIG"),
+    (["run", "a.toml", "--nam", "x"], "leeway: error: unrecognized arguments: --nam x"),
+    (["run", "missing.toml"], "leeway: error: missing.toml: no such config file"),
+    (["run", "a.toml", "--name", ".x"], "leeway: error: run name '.x': use 1 to 64 of a-z 0-9 . _ - and no leading dot"),
+    (["run", "a.toml", "--set", "replay.max_stalenes=4"],
+     "leeway: error: replay.max_stalenes: unknown key; the nearest one is replay.max_staleness"),
+    (["run", "a.toml", "--set", "sampling.top_p=0.9"],
+     "leeway: error: sampling.top_p = 0.9: the engine's log-prob is taken before top_p acts"),
+    (["run", "a.toml", "--set", "replay.endpoint=tcp://0.0.0.0:5757"],
+     "leeway: error: replay.endpoint = 'tcp://0.0.0.0:5757': an address beyond"),
+    (["run", "a.toml", "--resume"], "leeway: error: there is no run runs/a to resume: leave out --resume"),
+])
+def test_bad_usage_is_one_line_and_exit_2(words: list[str], line: str, tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(CONFIG)
+    done = leeway(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith(line)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_no_command_shows_the_usage_and_exits_2() -> None:
+    done = leeway()
+    assert (done.returncode, done.stderr) == (2, cli.usage() + "\n")
+
+
+def test_an_existing_run_needs_resume(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(CONFIG)
+    run = tmp_path / "runs" / "demo"
+    run.mkdir(parents=True)
+    (run / "replay.sqlite").touch()
+    done = leeway("run", "a.toml", "--name", "demo", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == ("leeway: error: the run runs/demo exists: go on with it (--resume), choose another --name, or remove it "
+                           "(rm -r runs/demo)\n")
+
+
+def test_a_dry_run_prints_the_tree_and_starts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(CONFIG)
+    done = leeway("run", "a.toml", "--set", "replay.max_staleness=4", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0
+    assert '"max_staleness": 4' in done.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+def test_all_starting_commands_share_one_parser() -> None:
+    assert parser("leeway run").format_help().split("positional")[1] == parser("leeway actor").format_help().split("positional")[1]

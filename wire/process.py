@@ -1,0 +1,95 @@
+"""What every process of Leeway does the same way: signals and errors to exit codes, dying with its parent, logs, one source folder."""
+
+import ctypes
+import importlib.util
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from wire.errors import ConfigError, LeewayError, RunError
+
+PACKAGES = ("configs", "wire", "replay", "correction", "verifier", "actor", "learner", "leeway")
+PARENT = "LEEWAY_PARENT_PID"
+"""Set by a supervisor to its own pid: children that find it die with it. Unset when a person starts a daemon by hand."""
+PR_SET_PDEATHSIG = 1
+INTERRUPTED = 130
+CANNOT_GO_ON = "leeway: the run cannot go on: "
+"""How a process says that starting it again would not help; a supervisor looks for it."""
+
+
+def run_main(main: Callable[[], int | None]) -> int:
+    """Run a process's main function and return its exit code. SIGTERM acts like Ctrl-C; errors of ours become one line on stderr."""
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        die_with_parent()
+        check_packages()
+        return main() or 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except RunError as error:
+        print(f"{CANNOT_GO_ON}{error}", file=sys.stderr)
+        return error.exit_code
+    except LeewayError as error:
+        print(f"leeway: error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def die_with_parent(signal_number: int = signal.SIGTERM) -> None:
+    """Ask the kernel for `signal_number` when the supervisor named in the environment dies. No effect when nobody is named."""
+    named = os.environ.get(PARENT, "")
+    if not named.isdigit():
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal_number, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != int(named):
+        raise KeyboardInterrupt  # it died before the kernel was asked
+
+
+def check_packages() -> None:
+    """All packages come from one folder: another distribution may install a `replay` of its own. Raises ConfigError naming the odd one."""
+    home = Path(__file__).resolve().parent.parent
+    for name in PACKAGES:
+        spec = importlib.util.find_spec(name)
+        if spec is None or not spec.submodule_search_locations:
+            raise ConfigError(f"package {name!r} is not installed beside {home / 'wire'}: install Leeway again")
+        folder = Path(next(iter(spec.submodule_search_locations))).resolve()
+        if folder.parent != home:
+            raise ConfigError(f"package {name!r} comes from {folder}, not from {home}: another distribution hides Leeway's; use a clean environment")
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {"time": record.created, "level": record.levelname, "logger": record.name, "message": record.getMessage()}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def set_up_logging(process: str, level: str, run_dir: Path | None = None) -> None:
+    """Lines for people on stderr; with a run, also JSON lines in `<run>/logs/<process>.jsonl`."""
+    screen = logging.StreamHandler()
+    screen.setFormatter(logging.Formatter(f"%(asctime)s {process} %(levelname)s %(message)s", "%H:%M:%S"))
+    handlers: list[logging.Handler] = [screen]
+    if run_dir is not None:
+        folder = run_dir / "logs"
+        folder.mkdir(exist_ok=True)
+        file = logging.FileHandler(folder / f"{process}.jsonl")
+        file.setFormatter(_JsonLines())
+        handlers.append(file)
+    logging.basicConfig(level=level, handlers=handlers, force=True)
+
+
+class Clock:
+    """Time, so that tests can drive it: monotonic for decisions, wall for people."""
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wall(self) -> float:
+        return time.time()
