@@ -7,13 +7,12 @@ import socket
 import sys
 from pathlib import Path
 
-from replay.client import AsyncClient
-
 from actor.host import AttachedEngine, StartedEngine, host_for
 from actor.loop import Actor
 from actor.tokenise import Tokeniser
 from configs.arguments import parse
 from configs.schema import Config
+from replay.client import AsyncClient
 from verifier.pool import VerifierPool
 from wire.process import run_main, set_up_logging
 
@@ -32,16 +31,18 @@ async def serve(config: Config) -> None:
         set_up_logging(f"actor-{name}", config.logging.level, run_dir)
         return host_for(config, name, run_dir / "logs" / f"engine-{name}.log")
 
-    tokeniser = Tokeniser(config.model.path, config.task.chat)
+    def make_tokeniser() -> Tokeniser:
+        return Tokeniser(config.model.path, config.task.chat)
+
     pool = VerifierPool(config.task.verifier, deadline_s=config.task.deadline_s, slots=config.actor.verifier_slots,
                         arguments=config.task.verifier_arguments)
     client = AsyncClient(config.replay.endpoint)
     try:
         await pool.start()
-        await Actor(config, name, client, make_host, tokeniser, pool).run()
+        await Actor(config, name, client, make_host, make_tokeniser, pool).run()
     finally:
         await pool.close()
-        client.close()
+        await client.close()
 
 
 if __name__ == "__main__":

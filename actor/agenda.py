@@ -10,6 +10,7 @@ The rules:
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,9 +42,16 @@ class Return:
     orders: list[WorkOrder]
 
 
+def rows_of(orders: Iterable[WorkOrder]) -> int:
+    return sum(order.n for order in orders)
+
+
 class Agenda:
-    def __init__(self, mode: OnNewWeights, orders_per_request: int, requests_in_flight: int) -> None:
-        self._mode, self._per_request, self._slots = mode, orders_per_request, requests_in_flight
+    """`n`: samples of a training order. A request holds as many rows as `orders_per_request` of those make; eval orders have fewer each, so
+    more of them share one."""
+
+    def __init__(self, mode: OnNewWeights, n: int, orders_per_request: int, requests_in_flight: int) -> None:
+        self._mode, self._n, self._rows, self._slots = mode, n, n * orders_per_request, requests_in_flight
         self._queue: deque[WorkOrder] = deque()
         self._running: list[list[WorkOrder]] = []
         self._unsettled: dict[str, WorkOrder] = {}
@@ -60,8 +68,8 @@ class Agenda:
         """How many orders to ask for: what the engine takes at once and one request more, so that it never waits for a grant."""
         if self._returned:
             return 0
-        sent = sum(map(len, self._running))
-        return max(0, (self._slots + 1) * self._per_request - sent - len(self._queue))
+        taken = rows_of(self._queue) + sum(map(rows_of, self._running))
+        return max(0, (self._slots + 1) * self._rows - taken) // self._n
 
     def take(self, work: Work) -> str | None:
         """Take in what a Pull brought. Returns the reason when its notice is refused; its orders are taken all the same."""
@@ -131,10 +139,14 @@ class Agenda:
         return any(orders[0].version is not None for orders in self._running)
 
     def _start(self, first: WorkOrder) -> Start:
-        alike = [order for order in self._queue if (order.sampling, order.version) == (first.sampling, first.version)][: self._per_request]
-        self._drop_from_queue(alike)
-        self._running.append(alike)
-        return Start(alike)
+        together: list[WorkOrder] = []
+        for order in self._queue:
+            fits = not together or rows_of(together) + order.n <= self._rows
+            if fits and (order.sampling, order.version) == (first.sampling, first.version):
+                together.append(order)
+        self._drop_from_queue(together)
+        self._running.append(together)
+        return Start(together)
 
     def _return_evals(self, version: int) -> Return:
         if version in self._blocked:

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from actor.engine import EngineInfo, Generated, GenerateRequest
 from verifier.protocol import VerifyItem
 from wire.digest import digest
 from wire.messages import SampleFailure
-from wire.record import Failed, Fingerprint, RolloutHead, Sampling, Verdict, WorkOrder, pack_payload, rollout_id
+from wire.record import I32, Failed, Fingerprint, RolloutHead, Sampling, Verdict, WorkOrder, pack_payload, rollout_id
 
 ABORTED = "abort"
 LOGPROB_MODE = "log-softmax of logits / temperature, full vocabulary"
@@ -83,14 +85,14 @@ def collect(order: WorkOrder, prompt_ids: list[int], rows: list[Generated], verd
             times: RequestTimes) -> Outcome:
     """One group. `verdicts` are those of the rows that were not aborted, in order. An aborted row with tokens is a rollout that failed; one
     without is a failure of its sample."""
-    outcome, judged = Outcome([order]), iter(verdicts)
+    outcome, judged, prompt = Outcome([order]), iter(verdicts), np.array(prompt_ids, I32)
     for sample, row in enumerate(rows):
         verdict: Verdict = Failed("aborted") if row.finish_reason == ABORTED else next(judged)
         if not len(row.output_ids):
             reason = "aborted_without_token" if row.finish_reason == ABORTED else "no_token"
             outcome.failures.append(SampleFailure(order.order_id, order.attempt, sample, reason))
             continue
-        payload = pack_payload(prompt_ids, row.output_ids, row.logprobs, row.top_ids, row.top_logprobs)
+        payload = pack_payload(prompt, row.output_ids, row.logprobs, row.top_ids, row.top_logprobs)
         outcome.payloads.append(payload)
         outcome.digests.append(digest(payload))
         outcome.heads.append(RolloutHead(

@@ -21,9 +21,9 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class Generated:
-    """One row's answer of T tokens: int32 [T] ids, float32 [T] log-probs. The end token and its log-prob are included. `logprobs` may hold NaN
-    when the engine said so: that is for quarantine to see. `spans` are empty when no token was made. `top_ids` and `top_logprobs` are [T, k]
-    when k were asked for. `seconds` is what the engine says this row took, queueing included."""
+    """One row's answer of T tokens: int32 [T] ids, float32 [T] log-probs. The end token and its log-prob are included. `logprobs` may hold
+    NaN when the engine said so: that is for quarantine to see. `spans` are empty when no token was made. `top_ids` and `top_logprobs` are
+    [T, k] when k were asked for. `seconds` is what the engine says this row took, queueing included."""
 
     output_ids: np.ndarray
     logprobs: np.ndarray
@@ -36,8 +36,9 @@ class Generated:
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """`context_length`: the most tokens, prompt and response together, that a row gets uncut (what the engine reserves, and a KV cache smaller
-    than the model's context, are taken off). `unsafe` names the settings by which this server would run what it is sent, or obey strangers."""
+    """`context_length`: the most tokens, prompt and response together, that a row gets uncut (what the engine reserves, and a KV cache
+    smaller than the model's context, are taken off). `unsafe` names the settings by which this server would run what it is sent, or obey
+    strangers."""
 
     engine_version: str
     dtype: str

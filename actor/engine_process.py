@@ -87,7 +87,7 @@ class EngineProcess:
         finally:
             signal_group(group, signal.SIGKILL)
             await self._process.wait()
-            while signal_group(group, signal.SIGKILL):
+            while signal_group(group, signal.SIGKILL):  # noqa: ASYNC110  (nobody can tell us)
                 await asyncio.sleep(POLL_S)
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
@@ -100,12 +100,11 @@ class EngineProcess:
         try:
             await asyncio.wait({answering, ended}, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
-                raise EngineError(f"SGLang ended with exit code {ended.result()} before it was ready; the end of {self.settings.log_path}:\n"
-                                  f"{log_tail(self.settings.log_path)}")
+                raise EngineError(f"SGLang ended with exit code {ended.result()} before it was ready; {log_tail(self.settings.log_path)}")
             try:
                 answering.result()
             except EngineError as error:
-                raise EngineError(f"{error}; the end of {self.settings.log_path}:\n{log_tail(self.settings.log_path)}") from error
+                raise EngineError(f"{error}; {log_tail(self.settings.log_path)}") from error
         finally:
             answering.cancel()
             ended.cancel()
@@ -144,8 +143,9 @@ def signal_group(group: int, sign: signal.Signals) -> bool:
 
 
 def log_tail(path: Path) -> str:
+    """The last lines, for an error message."""
     with path.open("rb") as file:
         file.seek(0, os.SEEK_END)
         file.seek(max(0, file.tell() - LOG_TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
-    return "\n".join(lines[-LOG_TAIL_LINES:])
+    return "\n".join([f"the end of {path}:", *lines[-LOG_TAIL_LINES:]])

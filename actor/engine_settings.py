@@ -29,9 +29,9 @@ CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", "OM
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """`model_path` is a folder with config.json and safetensors. `port` 0 picks a free one, `api_key` None makes one up. `log_path` receives
-    everything SGLang prints. `weight_version` labels the weights it starts with. Raises ValueError, naming it, for a flag in `extra_args` that is
-    not safe or not free to choose."""
+    """`model_path` is a folder with config.json and safetensors. `port` 0 picks a free one, `api_key` None makes one up. `log_path`
+    receives everything SGLang prints. `weight_version` labels the weights it starts with. Raises ValueError, naming it, for a flag in
+    `extra_args` that is not safe or not free to choose."""
 
     model_path: str
     log_path: Path

@@ -21,7 +21,7 @@ from actor.weights import PrivateWeights
 from configs.schema import Config
 from verifier.pool import VerifierPool
 from wire.digest import digest_json
-from wire.errors import EngineError, LeewayError, WeightsError
+from wire.errors import EngineError, LeewayError, TryAgainError, WeightsError
 from wire.messages import PROTOCOL, Applied, Engine, GiveBack, Hello, Pull, Welcome, Work
 from wire.record import VersionNotice, WorkOrder
 
@@ -38,13 +38,15 @@ class RunIsDone(Exception):
 
 
 class Actor:
-    """`make_host` is called once the run directory is known. The client and the pool belong to the caller, the engine to the actor."""
+    """`make_host` is called once the run directory is known, `make_tokeniser` in a thread of its own while the engine starts: both take
+    seconds. The client and the pool belong to the caller, the engine to the actor."""
 
-    def __init__(self, config: Config, name: str, client: Client, make_host: Callable[[Path], EngineHost], tokeniser: Tokeniser,
-                 pool: VerifierPool) -> None:
-        self._config, self._name, self._client, self._make_host = config, name, client, make_host
-        self._tokeniser, self._pool = tokeniser, pool
-        self._agenda = Agenda(config.actor.on_new_weights, config.actor.orders_per_request, config.actor.requests_in_flight)
+    def __init__(self, config: Config, name: str, client: Client, make_host: Callable[[Path], EngineHost],
+                 make_tokeniser: Callable[[], Tokeniser], pool: VerifierPool) -> None:
+        self._config, self._name, self._client = config, name, client
+        self._make_host, self._make_tokeniser, self._pool = make_host, make_tokeniser, pool
+        self._agenda = Agenda(config.actor.on_new_weights, config.sampling.n, config.actor.orders_per_request,
+                              config.actor.requests_in_flight)
         self._changed = asyncio.Event()
         self._retry_s = RETRY_S
 
@@ -76,8 +78,11 @@ class Actor:
         self._requests = Requests(self._service)
 
     async def _start_engine(self) -> None:
-        engine = await self._service.start()
-        self._info = await engine.info()
+        async with asyncio.TaskGroup() as both:
+            engine = both.create_task(self._service.start())
+            tokeniser = both.create_task(asyncio.to_thread(self._make_tokeniser))
+        self._tokeniser, self._info = tokeniser.result(), await engine.result().info()
+        log.info("%s is ready: %s, %s attention", self._info.engine_version, self._info.dtype, self._info.attention)
         fingerprint = fingerprint_of(self._info, self._config.actor.round_weights, self._tokeniser.digest)
         self._fingerprint = digest_json({name: getattr(fingerprint, name) for name in fingerprint.__struct_fields__})[:16]
         await self._client.call(Engine(self._epoch, self._fingerprint, fingerprint))
@@ -122,8 +127,12 @@ class Actor:
             self._tasks.create_task(self._allow_later(notice))
             return
         self._retry_s = RETRY_S
-        difference = proved.difference
-        await self._client.call(Applied(self._epoch, proved.version, proved.weights_digest, difference.mean, difference.max))
+        found = proved.difference
+        log.info("version %d is loaded: the probe differs by %.2g on average, %.2g at most", proved.version, found.mean, found.max)
+        try:
+            await self._client.call(Applied(self._epoch, proved.version, proved.weights_digest, found.mean, found.max))
+        except TryAgainError as error:  # given up by a fork meanwhile: the next notice is on its way
+            log.warning("version %d: %s", proved.version, error)
 
     async def _allow_later(self, notice: VersionNotice) -> None:
         """Look at a refused version again after a pause, or when its files have changed."""

@@ -86,7 +86,7 @@ class EngineService:
             loadable = await asyncio.to_thread(self._weights.take, notice)
             try:
                 found = await self._swap_and_prove(loadable, self._mode)
-            except (WeightsError, EngineError, ValueError) as error:
+            except (WeightsError, EngineError) as error:
                 await self._end_doubt(str(error))
                 raise
             self._good = loadable
@@ -133,8 +133,12 @@ class EngineService:
         self._kept_caches += keeps_cache
         self._cache_stale = keeps_cache
         mode = "retract" if mode == "in_place" and not keeps_cache else mode
-        await swap(self.engine, mode, str(loadable.folder), loadable.version, self._wait_idle)
-        return self._check.check(loadable.version, await self.engine.score(loadable.probe.token_ids), loadable.probe)
+        try:
+            await swap(self.engine, mode, str(loadable.folder), loadable.version, self._wait_idle)
+            scored = await self.engine.score(loadable.probe.token_ids)
+        except ValueError as error:
+            raise EngineError(f"version {loadable.version} or its probe cannot be sent to this engine: {error}") from error
+        return self._check.check(loadable.version, scored, loadable.probe)
 
     async def _examine(self, error: EngineError, doubts: int) -> None:
         """After a failed request: bring the engine back, unless that was done for another request, or the engine is well."""

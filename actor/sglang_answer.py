@@ -1,4 +1,5 @@
-"""SGLang's JSON into our types. Pure. What cannot be understood raises EngineError; numbers that are merely wrong pass, for quarantine to see."""
+"""SGLang's JSON into our types. Pure. What cannot be understood raises EngineError; numbers that are merely wrong pass, for quarantine to
+see."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,12 +11,13 @@ from wire.errors import EngineError
 from wire.record import Span
 
 SLACK = 4
-"""What SGLang cuts off beyond `max_req_input_len`: a row of prompt and response gets at most max_req_input_len + 4 tokens (its
-scheduler cuts max_new_tokens to the least of context and KV cache, less 2, less the prompt; and max_req_input_len is that least, less 6)."""
+"""A row of prompt and response gets at most max_req_input_len + 4 tokens: SGLang's scheduler cuts max_new_tokens, in silence, to the lesser
+of context and KV cache, less 2, less the prompt; and max_req_input_len is that lesser, less 6."""
 PROMPT_RESERVE = 5
 """A prompt must leave room for this many tokens, however few are asked for."""
 
-RUNS_WHAT_IT_IS_SENT = ("trust_remote_code", "enable_custom_logit_processor", "custom_weight_loader", "forward_hooks", "enable_lora", "use_ray")
+RUNS_WHAT_IT_IS_SENT = ("trust_remote_code", "enable_custom_logit_processor", "custom_weight_loader", "forward_hooks", "enable_lora",
+                        "use_ray")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -46,7 +48,8 @@ def parse_info(answer: Mapping[str, Any], vocab_size: int) -> EngineInfo:
 def parse_rows(answer: Any, prompts: list[list[int]], top: int) -> list[Generated]:
     """`/generate` for a list of prompts."""
     if not isinstance(answer, list) or len(answer) != len(prompts):
-        raise EngineError(f"/generate answered {len(answer) if isinstance(answer, list) else type(answer).__name__} for {len(prompts)} rows")
+        got = f"{len(answer)} rows" if isinstance(answer, list) else type(answer).__name__
+        raise EngineError(f"/generate answered with {got} for {len(prompts)} rows")
     try:
         return [parse_row(row, len(prompt), top) for row, prompt in zip(answer, prompts, strict=True)]
     except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
@@ -74,12 +77,13 @@ def parse_row(row: Mapping[str, Any], prompt_tokens: int, top: int) -> Generated
 
 
 def parse_score(answer: Any, token_ids: list[int]) -> np.ndarray:
-    """`/generate` of one row with logprob_start_len 0: float32 [len - 1]."""
+    """`/generate` of one row with logprob_start_len 0: float32 [len - 1]. SGLang 0.5.23 reports the last id of the vocabulary as 0; the
+    log-prob beside it is right."""
     try:
         logprobs, ids = parse_pairs(answer["meta_info"]["input_token_logprobs"])
     except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise EngineError(f"/generate scored in a way that SGLang 0.5.23 does not: {error!r}") from error
-    if ids.tolist() != token_ids:
+    if len(ids) != len(token_ids) or any(told not in (0, sent) for told, sent in zip(ids.tolist(), token_ids, strict=True)):
         raise EngineError("/generate scored other tokens than it was sent")
     return logprobs[1:]
 

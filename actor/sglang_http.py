@@ -7,7 +7,7 @@ EngineError. What is known to kill the server (an empty prompt, a token id outsi
 
 import asyncio
 import json
-from pathlib import Path
+import os
 from typing import Any
 
 import aiohttp
@@ -37,11 +37,9 @@ class SGLangEngine:
         """Return when the server takes requests with our key. A server that a former owner left paused is resumed."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not await self._answers("/model_info"):
-                    await asyncio.sleep(POLL_S)
+                await self._until_answers("/model_info")
                 await self.resume()
-                while not await self._answers("/ready"):
-                    await asyncio.sleep(POLL_S)
+                await self._until_answers("/ready")
         except TimeoutError as error:
             raise EngineError(f"the engine at {self._url} was not ready within {timeout_s:g} s") from error
 
@@ -75,10 +73,9 @@ class SGLangEngine:
     async def load_weights(self, path: str, version: int, *, flush: bool = True) -> None:
         """Once this is sent, anything but a clean success leaves the weights in doubt. SGLang ignores a name it does not know and dies of a
         wrong shape: the files are to be checked before. A relative path or one that does not exist is refused here (SGLang tries a hub)."""
-        folder = Path(path)
-        if not folder.is_absolute() or not folder.is_dir():
+        if not os.path.isabs(path) or not os.path.isdir(path):  # noqa: ASYNC240  (one look at a local file system)
             raise EngineError(f"weights must be an existing folder given by its absolute path, not {path!r}")
-        body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": flush, "load_format": "safetensors"}
+        body = {"model_path": path, "weight_version": str(version), "flush_cache": flush, "load_format": "safetensors"}
         try:
             answer = await self._json("POST", "/update_weights_from_disk", body)
         except EngineError as error:
@@ -126,6 +123,10 @@ class SGLangEngine:
         if status != 200:
             raise EngineError(f"{path} answered {status}: {data[:500].decode(errors='replace')}")
         return data
+
+    async def _until_answers(self, path: str) -> None:
+        while not await self._answers(path):  # noqa: ASYNC110  (a server cannot tell us)
+            await asyncio.sleep(POLL_S)
 
     async def _answers(self, path: str) -> bool:
         """Is the answer 200? No connection and 503 say not (yet); a refusal of our key is final."""

@@ -20,8 +20,8 @@ PAUSE: dict[SwapMode, PauseMode] = {"retract": "retract", "drain": "retract", "a
 
 
 async def swap(engine: Engine, mode: SwapMode, path: str, version: int, idle: Callable[[], Awaitable[None]]) -> None:
-    """Load the version in folder `path`. `idle` is awaited in mode `drain` alone: it returns once nothing is in flight, and the caller sends
-    nothing more until this returns."""
+    """Load the version in folder `path`. `idle` is awaited in mode `drain` alone: it returns once nothing is in flight, and the caller
+    sends nothing more until this returns."""
     if mode == "drain":
         await idle()
     try:

@@ -51,9 +51,8 @@ def sis_accept(
     sampled_RTK = present_RTK & (topk_token_RTK == token_RT[..., None])
     envelope_RT = log_weight_RTK.amax(-1)
     log_weight_RT = log_weight_RTK.masked_fill(~sampled_RTK, -math.inf).amax(-1)
-    # uniform < probability, in logs of the ratio; a token outside the top-K has weight 0 and is never accepted
-    accept_RT = uniform_RT < (log_weight_RT - envelope_RT).exp()
-    return accept_RT & sampled_RTK.any(-1) & mask_RT
+    # outside the top-K the probability is e^-inf = 0, in masked slots NaN: both compare False
+    return uniform_RT < (log_weight_RT - envelope_RT).exp()
 
 
 def _shift_right(value: Tensor, bits: int) -> Tensor:

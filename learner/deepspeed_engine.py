@@ -22,8 +22,8 @@ from wire.manifest import TensorEntry, weights_digest
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 
-import deepspeed  # noqa: E402  (reads DS_ACCELERATOR when imported)
-from deepspeed.runtime.zero import GatheredParameters  # noqa: E402
+import deepspeed
+from deepspeed.runtime.zero import GatheredParameters
 
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 
@@ -75,6 +75,14 @@ class TrainEngine:
         if norm is None or not torch.isfinite(torch.as_tensor(norm)):
             raise RunError(f"gradient norm is {norm} at optimizer step {self.steps}: stopped before anything was published")
         return float(norm), lr
+
+    def loaded(self, steps: int) -> None:
+        """A checkpoint was loaded: take up its step count, but the learning rate as configured now."""
+        self.steps = steps
+        self.scheduler.base_lrs = [self.base_lr] * len(self.scheduler.base_lrs)
+        for group in self.optimizer.param_groups:
+            group["initial_lr"] = self.base_lr
+            group["lr"] = self.base_lr * self.lr_share(self.scheduler.last_epoch)
 
     def _own_grad_norm(self) -> float | None:
         """DeepSpeed keeps no norm at stage 0; there every rank holds the whole reduced gradient."""

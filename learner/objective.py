@@ -53,7 +53,7 @@ def token_losses(
         base_RT = cur_RT
     check_mask(mask_RT, cur_RT, base_RT)
     with torch.no_grad():
-        advantage_R1 = sanitise(advantage_R, mask_RT.any(-1))[:, None]
+        advantage_R1 = advantage_R[:, None]
         surrogate = OBJECTIVES[objective]
         value_RT, slope_RT = surrogate(
             sanitise(cur_RT, mask_RT), sanitise(base_RT, mask_RT), advantage_R1, mask_RT, **hyper

@@ -1,13 +1,17 @@
 """The learner's processes among themselves: rank, world, and the two collectives we use. Tensors only; no object is ever pickled."""
 
 import os
+from typing import TypeVar
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from configs.schema import Config
 from wire.errors import ConfigError
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Ranks:
@@ -33,9 +37,18 @@ class Ranks:
         dist.broadcast(body, 0)
         return body.cpu().numpy().tobytes()
 
+    def share(self, value: T | None, kind: type[T]) -> T:
+        """Rank 0's struct, on every rank."""
+        return msgspec.msgpack.decode(self.broadcast(msgspec.msgpack.encode(value) if self.is_first else None), type=kind)
+
     def decide(self, flag: bool) -> bool:
         """Rank 0's flag, on every rank."""
         return self.broadcast(bytes([flag])) == b"\x01"
+
+    def barrier(self) -> None:
+        """Returns when every rank is here."""
+        if self.world > 1:
+            dist.all_reduce(torch.zeros(1, device=self.device))
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum over ranks, on every rank. Where all but one rank hold zeros it is an exact copy of that one."""

@@ -1,12 +1,15 @@
 """Asks replay how the run stands, without ever waiting for the answer: a supervisor must not hang because replay does."""
 
+import logging
 import time
 from typing import Any
 
 from wire import codec
+from wire.errors import ProtocolError
 from wire.messages import Stats, StatsReply
 from wire.sockets import Dealer
 
+log = logging.getLogger(__name__)
 ASK_EVERY_S = 0.5
 FORGET_S = 3.0
 """A question that got no answer for this long is asked again."""
@@ -17,19 +20,23 @@ class Feed:
         self._dealer = Dealer(endpoint)
         self._seq = 0
         self._asked_at = float("-inf")
-        self._answered = True
+        self.waiting = False
 
     def poll(self) -> dict[str, Any] | None:
         """The newest answer that has arrived since the last call, None when there is none. Asks again when it is time."""
         newest = None
         while frames := self._dealer.receive():
-            seq, reply, _ = codec.decode(frames)
+            try:
+                seq, reply, _ = codec.decode(frames)
+            except ProtocolError as error:
+                log.warning("an answer that is not replay's: %s", error)
+                continue
             if isinstance(reply, StatsReply):
-                newest, self._answered = reply.values, self._answered or seq == self._seq
+                newest, self.waiting = reply.values, self.waiting and seq != self._seq
         since = time.monotonic() - self._asked_at
-        if since >= (ASK_EVERY_S if self._answered else FORGET_S):
+        if since >= (FORGET_S if self.waiting else ASK_EVERY_S):
             self._seq += 1
-            self._answered = not self._dealer.send(codec.encode(self._seq, Stats()))
+            self.waiting = self._dealer.send(codec.encode(self._seq, Stats()))
             self._asked_at = time.monotonic()
         return newest
 

@@ -31,8 +31,8 @@ def make_plan(options: Arguments, files: list[Path], sets: list[str]) -> Plan:
     learner_environment = {**quiet, **({**one_thread, "DS_ACCELERATOR": "cpu"} if config.learner.device == "cpu" else {})}
     return Plan(
         Spec("replay", (*python, "replay", *same, *resume), logs / "replay.log", {**quiet, **one_thread}, again),
-        [Spec(name, (*python, "actor", *same), logs / f"{name}.log", actor_environment)
-         for name in (f"actor-{index}" for index in range(config.actor.count))],
+        [Spec(f"actor-{name}", (*python, "actor", *same, "--set", f"actor.name={name}"), logs / f"actor-{name}.log", actor_environment)
+         for name in (f"a{index}" for index in range(config.actor.count))],
         Spec("learner", (*python, *_learner(config), *same), logs / "learner.log", learner_environment))
 
 

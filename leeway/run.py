@@ -8,13 +8,14 @@ import sys
 import time
 from pathlib import Path
 
-from configs.arguments import Arguments, parse, parser
+from configs.arguments import parse, parser
 from leeway.feed import Feed
 from leeway.plan import Plan, make_plan, settle_endpoint
 from leeway.programs import Program
 from leeway.screen import Screen, open_screen
 from leeway.supervisor import Supervisor
 from replay.reader import STORE
+from replay.rundir import check_run
 from replay.summary import write_summary
 from wire.errors import ConfigError, RunError
 from wire.process import CANNOT_GO_ON, INTERRUPTED, PARENT, run_main
@@ -34,7 +35,7 @@ def run(arguments: list[str]) -> int:
     """Exit code of the whole run. Raises ConfigError for what is wrong before anything was started."""
     options = parse(arguments, "leeway run")
     given = parser("leeway run").parse_args(arguments)
-    refuse_existing(options)
+    check_run(options)
     endpoint = settle_endpoint(options.config.replay.endpoint)
     if options.config.cold_start is not None:
         make_cold_start(given.configs, given.set)
@@ -46,20 +47,12 @@ def run(arguments: list[str]) -> int:
         screen.close()
 
 
-def refuse_existing(options: Arguments) -> None:
-    exists = (options.run_dir / STORE).exists()
-    if exists and not options.resume:
-        raise ConfigError(f"the run {options.run_dir} exists: go on with it (--resume), choose another --name, or remove it "
-                          f"(rm -r {options.run_dir})")
-    if options.resume and not exists:
-        raise ConfigError(f"there is no run {options.run_dir} to resume: leave out --resume")
-
-
 def make_cold_start(files: list[Path], sets: list[str]) -> None:
     """In a process of its own, so that torch never enters this one; its progress goes to our screen. Finds a fresh cache by itself."""
     settings = [word for item in sets for word in ("--set", item)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", PARENT: str(os.getpid())}
-    code = subprocess.run([sys.executable, "-m", "learner.coldstart", *map(str, files), *settings], env=environment, check=False).returncode
+    code = subprocess.run([sys.executable, "-m", "learner.coldstart", *map(str, files), *settings], env=environment, check=False,
+                          stdout=subprocess.DEVNULL).returncode
     if code == INTERRUPTED or code == -signal.SIGINT:
         raise KeyboardInterrupt
     if code:

@@ -89,8 +89,11 @@ def live(values: Values, updates: int, seconds: float, name: str, lines: list[st
         ("tokens/s", number(shown.tokens_per_s, 0)),
         ("waits", shown.waits))
     body = Table.grid()
-    for part in (table, "", ProgressBar(total=updates, completed=shown.update, width=60), *(Text(line, style="dim") for line in lines)):
-        body.add_row(part)
+    body.add_row(table)
+    body.add_row("")
+    body.add_row(ProgressBar(total=updates, completed=shown.update, width=60))
+    for line in lines:
+        body.add_row(Text(line, style="dim"))
     return Panel(body, title=f"{name}  {clock(seconds)}", title_align="left", expand=False)
 
 

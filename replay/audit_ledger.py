@@ -21,7 +21,7 @@ BEFORE = {
 class Story:
     """`groups`: the state of each training group, with its reason. `payloads`, `heads`: digests by rollout. `anchors`: digest of old
     (None: missing) by (rollout, span). `commits`: the commit's body by update. `notices`: by version. `budgets`: (first update, max_staleness).
-    `line`: the newest retention's (version, update). `hashes`: of all rows; `head`: of the last."""
+    `line`: the newest retention's (version, update). `config`: digest of the one last used. `hashes`: of all rows; `head`: of the last."""
 
     groups: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     payloads: dict[str, str] = field(default_factory=dict)
@@ -34,6 +34,7 @@ class Story:
     removed_versions: set[int] = field(default_factory=set)
     budgets: list[tuple[int, int]] = field(default_factory=list)
     line: tuple[int, int] = (-1, -1)
+    config: str | None = None
     hashes: set[str] = field(default_factory=set)
     head: str = FIRST
 
@@ -82,7 +83,7 @@ def _fold(story: Story, row: LedgerRow, body: dict[str, Any]) -> list[Finding]:
             story.line = (body["version"], body["update"])
             story.removed_versions.update(body["versions"])
         case "created" | "opened":
-            _budget(story, body)
+            _opened(story, body)
     if row.kind == "commit":
         story.commits[body["update"]] = body
     if row.kind == "fork":
@@ -104,7 +105,10 @@ def _move(story: Story, row: LedgerRow, group: str, to: str, reason: str | None)
     return Finding("transition", [group, f"row {row.seq}"], f"{row.kind} moves it from {before or 'nothing'} to {to}, which is no step of a group's life")
 
 
-def _budget(story: Story, body: dict[str, Any]) -> None:
-    changed = body.get("changed", {})
-    if "replay.max_staleness" in changed:
-        story.budgets.append((max(story.commits, default=0) + 1, changed["replay.max_staleness"]))
+def _opened(story: Story, body: dict[str, Any]) -> None:
+    """A start of replay: the config it ran with, and what a resume changed."""
+    story.config = body["config"]
+    if "replay.max_staleness" in body["changed"]:
+        before, now = body["changed"]["replay.max_staleness"]
+        story.budgets = story.budgets or [(0, before)]
+        story.budgets.append((max(story.commits, default=0) + 1, now))

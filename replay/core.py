@@ -220,7 +220,7 @@ class Core:
         """Retention follows a checkpoint, in the same transaction; files go after the commit."""
         if self.retention_due:
             self.retention_due = False
-            self.sweep_due = retention.mark(self.store.db, self.config, self.store.record) is not None  # type: ignore[arg-type]
+            self.sweep_due = retention.mark(self.store.db, self.config, self.store.record) is not None
 
     # ------------------------------------------------------------ time
     def expire_orders(self) -> None:

@@ -31,6 +31,7 @@ class Daemon:
     async def run(self) -> None:
         """Returns when the run is over and everyone knows. Raises StoreError on the first failed write, RunError when the run cannot go on."""
         self.metrics.recover(self.core.store)
+        retention.sweep(self.core.store.db, self.core.run_dir)
         try:
             while not self.may_end():
                 await self.router.wait(self.wait_s())
@@ -75,7 +76,11 @@ class Daemon:
             self.replies.append((peer, error.seq, Refusal("protocol", str(error)), b""))
 
     def answer(self, call: Call, *, parked: bool) -> bool:
-        answer = handle(self.core, call, parked=parked)
+        try:
+            answer = handle(self.core, call, parked=parked)
+        except RunError as error:
+            self.replies.append((call.peer, call.seq, Refusal("refused", str(error)), b""))
+            raise
         if answer is None:
             if not parked:
                 self.parked.append(call)
@@ -112,7 +117,7 @@ class Daemon:
             self.core.metrics_due.clear()
         if self.core.sweep_due:
             self.core.sweep_due = False
-            retention.sweep(self.core.store.db, self.core.run_dir)  # type: ignore[arg-type]
+            retention.sweep(self.core.store.db, self.core.run_dir)
 
     def send_replies(self) -> None:
         for peer, seq, reply, bulk in self.replies:

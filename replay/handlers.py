@@ -32,6 +32,7 @@ from wire.messages import (
     StatsReply,
     Unscored,
     Welcome,
+    Work,
 )
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ def handle(core: Core, call: Call, *, parked: bool = False) -> Answer:
     if session.stopped is not None:
         return Refusal("refused", session.stopped)
     kind = type(request)
-    if kind is Note:
+    if isinstance(request, Note):
         return handlers_actor.note(core, session, request)
     if ROLE_OF.get(kind) != session.role:
         return Refusal("protocol", f"{kind.__name__} is not for a process of role {session.role}")
@@ -102,7 +103,7 @@ def _waiting(core: Core, session: Session, call: Call, *, parked: bool) -> Answe
     if not parked:
         handlers_actor.pull_arrived(core, session, call.request)
     work = handlers_actor.pull(core, session, call.request, last_chance=last_chance)
-    if work is not None:
+    if isinstance(work, Work):
         session.last_work = (call.seq, work)
         if call.request.want and not call.request.holding:
             session.idle_s += core.now - call.arrived

@@ -77,7 +77,9 @@ def checkpointed(core: Core, session: Session, request: Checkpointed) -> Reply:
 
 def fork(core: Core, session: Session, request: Fork) -> Reply:
     """Updates after the checkpoint are lost; so are their versions, and what was sampled from them. Every prompt concerned is asked again."""
-    if core.versions.get(request.notice.version) == request.notice:
+    forked = core.store.one("SELECT 1 FROM versions WHERE version = ? AND parent = ? AND update_id IS NULL AND state = 'live'",
+                            request.notice.version, request.checkpoint)
+    if forked and core.versions[request.notice.version] == request.notice:
         return Ok()
     complete = core.store.one("SELECT 1 FROM checkpoints WHERE version = ? AND state = 'complete'", request.checkpoint)
     if request.checkpoint not in core.versions or request.checkpoint and not complete or request.notice.version != core.next_version:

@@ -16,8 +16,8 @@ from wire.messages import UpdateRecord
 
 def metrics_line(core: Core, record: UpdateRecord) -> dict[str, Any]:
     """Everything that the learner measured, and what only replay knows: rewards, staleness, tokens per second, who waited."""
-    rows = core.store.rows("SELECT reward, oldest_version, response_len FROM rollouts r JOIN groups g USING (group_id) WHERE g.update_id = ? "
-                           "AND r.reward IS NOT NULL", record.update)
+    rows = core.store.rows("SELECT r.reward, r.oldest_version, r.response_len FROM rollouts r JOIN groups g USING (group_id) "
+                           "WHERE g.update_id = ? AND r.reward IS NOT NULL", record.update)
     rewards = np.array([reward for reward, _, _ in rows])
     ages = [record.version_in - oldest for _, oldest, _ in rows]
     tokens = core.store.counters.get("tokens_generated", 0)
@@ -47,6 +47,8 @@ class MetricsFile:
         self.path = run_dir / "metrics.jsonl"
 
     def append(self, lines: list[str]) -> None:
+        if not lines:
+            return
         with self.path.open("a") as file:
             file.writelines(line + "\n" for line in lines)
 

@@ -76,12 +76,12 @@ def _jsonl(path: Path) -> Iterator[Any]:
 
 
 def _parquet(path: Path) -> Iterator[Any]:
-    import pyarrow  # large, and needed for parquet only
+    import pyarrow as pa  # large, and needed for parquet only
     from pyarrow import parquet
 
     try:
         file = parquet.ParquetFile(path)
-    except pyarrow.ArrowException as error:
+    except pa.ArrowException as error:
         raise ConfigError(f"{path}: not a parquet file: {error}") from None
     with file:
         for batch in file.iter_batches():

@@ -4,17 +4,18 @@ The line is the oldest checkpoint that is kept: everything needed to run any upd
 removal was; it is committed before any file goes, so a crash leaves files that are garbage and are swept the next time.
 """
 
+import logging
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.schema import Config
 from replay.books import Readable
-from replay.store import Storage, Store
-from wire.errors import StoreError
+from replay.store import Storage
 from wire.manifest import version_path
 
+log = logging.getLogger(__name__)
 SETTLED = ("trained", "dropped", "expired", "lost")
 PAGES_AT_ONCE = 4096
 
@@ -89,12 +90,11 @@ def read_facts(db: Readable) -> Facts:
                    "WHERE e.state = 'done' AND r.payload IS NOT NULL"))
 
 
-def mark(store: Store, config: Config) -> MayGo | None:
+def mark(db: Storage, config: Config, append: Callable[[str, dict[str, Any]], object]) -> MayGo | None:
     """Inside the open transaction: clear what may go and append the ledger row `retention`. None when nothing goes.
 
-    Files are removed by `sweep`, after the commit.
+    `append(kind, body)` writes a ledger row in the same transaction. Files are removed by `sweep`, after the commit.
     """
-    db = store.db
     going = what_may_go(
         read_facts(db), max_staleness=config.replay.max_staleness, keep_checkpoints=config.learner.keep_checkpoints,
         keep_versions=config.learner.keep_versions or 0, retain_payloads=config.replay.retain_payloads)
@@ -107,17 +107,8 @@ def mark(store: Store, config: Config) -> MayGo | None:
     _each(db, "UPDATE versions SET retained = 0 WHERE version = ?", going.versions)
     _each(db, "UPDATE checkpoints SET state = 'removed' WHERE version = ?", going.checkpoints)
     version, update = going.line
-    store.record("retention", {"version": version, "update": update, "checkpoints": going.checkpoints, "versions": going.versions,
-                               "evals": going.evals, "rollouts": len(going.rollouts), "columns": len(going.columns)})
-    return going
-
-
-def apply(store: Store, run_dir: Path, config: Config, now: float) -> MayGo | None:
-    """The whole of it: mark (in the open transaction, if there is one), commit, sweep. `now`: monotonic, as for `Store.begin`."""
-    store.begin(now)
-    going = mark(store, config)
-    store.commit()
-    sweep(store.db, run_dir)
+    append("retention", {"version": version, "update": update, "checkpoints": going.checkpoints, "versions": going.versions,
+                         "evals": going.evals, "rollouts": len(going.rollouts), "columns": len(going.columns)})
     return going
 
 
@@ -129,7 +120,8 @@ def sweep(db: Readable, run_dir: Path) -> None:
     for path, in db.execute("SELECT path FROM checkpoints WHERE state = 'removed'").fetchall():
         folder = (run_dir / path).resolve()
         if folder.parent != checkpoints:
-            raise StoreError(f"checkpoint path {path!r} is not a folder in {checkpoints}: it is not removed")
+            log.error("checkpoint path %r is not a folder in %s: it is left alone", path, checkpoints)
+            continue
         _remove(folder)
     db.execute(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})").fetchall()
 

@@ -85,7 +85,7 @@ def _numbers_sound(items: Sequence[Item]) -> bool:
     """The same tests as `_number_fault`, on all payloads at once."""
     tokens, floats = [], []
     for head, payload, _, order in items:
-        a, b = head.prompt_len, head.prompt_len + head.response_len
+        b = head.prompt_len + head.response_len
         tokens.append(np.frombuffer(payload, I32, b))
         if order.purpose == "train":
             floats.append(np.frombuffer(payload, F32, head.response_len, 4 * b))

@@ -6,7 +6,7 @@ the header announces. Only ProtocolError escapes.
 
 from typing import Any, NoReturn
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import msgspec
 
 from wire.errors import ProtocolError

@@ -24,6 +24,7 @@ CANNOT_GO_ON = "leeway: the run cannot go on: "
 
 def run_main(main: Callable[[], int | None]) -> int:
     """Run a process's main function and return its exit code. SIGTERM acts like Ctrl-C; errors of ours become one line on stderr."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it starts in the background
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         die_with_parent()

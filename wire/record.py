@@ -4,7 +4,7 @@ A rollout is a small typed head plus one payload: raw little-endian arrays, neve
 the same on the wire, in the store and at the learner, so one digest covers them everywhere.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 import numpy as np
@@ -14,6 +14,8 @@ from wire.errors import ProtocolError
 Purpose = Literal["train", "eval", "greedy_baseline"]
 RolloutSource = Literal["policy", "demonstration", "peer", "hinted"]
 AnchorSource = Literal["resident", "snapshot", "old_model", "interrupted", "missing"]
+ANCHOR_SOURCES: tuple[AnchorSource, ...] = get_args(AnchorSource)
+"""The column `old_source` of an update holds indices into this."""
 
 I32, F32 = np.dtype("<i4"), np.dtype("<f4")
 

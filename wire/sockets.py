@@ -48,7 +48,9 @@ class Router:
         self._socket = self._context.socket(zmq.ROUTER)
         _limits(self._socket)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._plain = zmq.Socket.shadow(self._socket.underlying)
+        self._poller = zmq.asyncio.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._plain: zmq.Socket = zmq.Socket.shadow(self._socket.underlying)
         try:
             self._socket.bind(check_endpoint(endpoint))
         except zmq.ZMQError as error:
@@ -61,7 +63,7 @@ class Router:
 
     async def wait(self, seconds: float) -> None:
         """Returns when a message is there, at the latest after `seconds`."""
-        await self._socket.poll(max(0, math.ceil(seconds * 1000)), zmq.POLLIN)
+        await self._poller.poll(_milliseconds(seconds))
 
     def receive(self) -> tuple[bytes, list[bytes]] | None:
         """(peer, frames) of a message that has arrived, None when there is none."""
@@ -84,34 +86,58 @@ class Router:
 
 
 class Dealer:
-    """The client's socket, connected for ever: ZeroMQ reconnects by itself."""
+    """The client's socket: ZeroMQ reconnects for ever. Nothing is queued for a peer that is not there, and a lost connection shows in `dropped`,
+    so that the caller can send again exactly what the lost peer may not have read."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, *, asynchronous: bool = False) -> None:
         check_libzmq()
-        self._context = zmq.Context()
+        self._context: zmq.Context = zmq.asyncio.Context() if asynchronous else zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         _limits(self._socket)
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._poller = zmq.asyncio.Poller() if asynchronous else zmq.Poller()
+        for socket in (self._socket, self._monitor):
+            self._poller.register(socket, zmq.POLLIN)
+        self._plain: zmq.Socket = zmq.Socket.shadow(self._socket.underlying)
+        self._plain_monitor: zmq.Socket = zmq.Socket.shadow(self._monitor.underlying)
         self._socket.connect(check_endpoint(endpoint))
 
-    def wait(self, seconds: float) -> bool:
-        return bool(self._socket.poll(max(0, math.ceil(seconds * 1000)), zmq.POLLIN))
+    def wait(self, seconds: float) -> None:
+        self._poller.poll(_milliseconds(seconds))
+
+    async def wait_async(self, seconds: float) -> None:
+        await self._poller.poll(_milliseconds(seconds))  # type: ignore[misc]
 
     def receive(self) -> list[bytes] | None:
-        return _take(self._socket) or None
+        return _take(self._plain) or None
+
+    def dropped(self) -> bool:
+        """Whether the connection was lost since this was last asked."""
+        lost = False
+        while _take(self._plain_monitor):
+            lost = True
+        return lost
 
     def send(self, frames: list[bytes]) -> bool:
-        """False when nothing more can be queued; the caller repeats its request anyhow."""
+        """False when there is no connection now."""
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
+            self._plain.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
 
     def close(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(0)
         self._socket.close(0)
         self._context.term()
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(0, math.ceil(seconds * 1000))
 
 
 def _take(socket: zmq.Socket) -> list[bytes]:

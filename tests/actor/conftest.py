@@ -63,7 +63,7 @@ def make_config(model: Path, **actor: Any) -> Config:
 
 
 class Stage:
-    """What a test plays on. `start` runs the actor with these `actor.*` keys; the replay twin has version 0 unless told otherwise."""
+    """What a test plays on. `start` runs the actor with these `actor.*` keys, and returns when it serves version 0 unless told otherwise."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -79,8 +79,10 @@ class Stage:
         if version is not None:
             await self.publish(version)
         config = make_config(self.model, **actor)
-        self.actor = Actor(config, "a1", self.replay, lambda run_dir: self.host, Digits(), self.pool)  # type: ignore[arg-type]
+        self.actor = Actor(config, "a1", self.replay, lambda run_dir: self.host, Digits, self.pool)  # type: ignore[arg-type]
         self.task = asyncio.create_task(self.actor.run())
+        if version is not None:
+            await self.until(lambda: self.replay.applied == [version])
 
     async def finish(self) -> None:
         """End the run as replay does. Raises what the actor raised."""

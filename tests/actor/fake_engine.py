@@ -17,8 +17,9 @@ from wire.record import Span
 class FakeEngine:
     """Makes one token for every running row per step, and yields to the loop `token_s` seconds between steps.
 
-    Faults: `fail["load_weights"] = EngineError(...)` raises once at the next call of that method; `alter = function` rewrites each row on its way
-    out (NaN log-probs, wrong spans, ...); `label` overrides what `weight_version` reports; `hang` stops token making until it is cleared.
+    Faults: `fail["load_weights"] = EngineError(...)` raises once at the next call of that method; `alter = function` rewrites each row on
+    its way out (NaN log-probs, wrong spans, ...); `label` overrides what `weight_version` reports; `hang` stops token making until it is
+    cleared.
     """
 
     def __init__(self, vocab_size: int = 16, seed: int = 0, version: int = 0, token_s: float = 0.0, context_length: int = 1022) -> None:

@@ -20,7 +20,7 @@ def ids(step: object) -> list[str]:
 
 
 def agenda(mode: str = "retract", per_request: int = 2, slots: int = 2) -> Agenda:
-    return Agenda(mode, per_request, slots)  # type: ignore[arg-type]
+    return Agenda(mode, 2, per_request, slots)  # type: ignore[arg-type]
 
 
 def test_asks_for_what_fits_the_engine_and_one_request_more() -> None:
@@ -105,12 +105,23 @@ def test_an_eval_of_the_version_held_still_waits_for_training_in_flight() -> Non
     plan = agenda()
     plan.take(work(train(1), load=3))
     running = plan.next(3)
-    plan.take(work(evaluation(1, 3), evaluation(2, 3), evaluation(3, 3)))
+    plan.take(work(evaluation(1, 3, n=2), evaluation(2, 3, n=2), evaluation(3, 3)))
     assert plan.next(3) is None
     assert isinstance(running, Start)
     plan.left_engine(running.orders)
     assert ids(plan.next(3)) == ["e1", "e2"]
     assert ids(plan.next(3)) == ["e3"]  # evals run side by side
+
+
+def test_a_request_has_as_many_rows_whatever_an_orders_samples_are() -> None:
+    plan = agenda()  # 4 rows in a request
+    plan.take(work(*(evaluation(number, 0) for number in range(6)), evaluation(6, 0, n=9), load=0))
+    assert plan.want() == 0  # 15 rows of 12
+    assert ids(plan.next(0)) == ["e0", "e1", "e2", "e3"]
+    assert ids(plan.next(0)) == ["e4", "e5"]
+    big = agenda()
+    big.take(work(evaluation(6, 0, n=9), evaluation(7, 0), load=0))
+    assert ids(big.next(0)) == ["e6"]  # one order is never cut
 
 
 def test_an_eval_granted_while_a_newer_version_was_loaded_finds_its_notice() -> None:

@@ -99,7 +99,8 @@ async def test_the_behaviour_top_k(server: tuple[Server, SGLangEngine]) -> None:
 
 async def test_two_versions_in_one_response(server: tuple[Server, SGLangEngine]) -> None:
     fake, engine = server
-    fake.answers["/generate"] = (200, [row(weight_versions=[{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}])])
+    spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
+    fake.answers["/generate"] = (200, [row(weight_versions=spans)])
     [made] = await engine.generate(REQUEST)
     assert made.spans == (Span(3, 0, 1), Span(4, 1, 2))
 
@@ -214,8 +215,9 @@ async def test_score(server: tuple[Server, SGLangEngine]) -> None:
     assert scored[0] == -0.25
     assert np.isnan(scored[1])
     assert fake.got[-1][1]["logprob_start_len"] == 0
-    with pytest.raises(EngineError, match="other tokens"):
-        await engine.score([1, 2, 4])
+    for others in ([1, 2, 4], [1, 2]):
+        with pytest.raises(EngineError, match="other tokens"):
+            await engine.score(others)
 
 
 async def test_info(server: tuple[Server, SGLangEngine]) -> None:
@@ -271,7 +273,8 @@ async def test_swap(server: tuple[Server, SGLangEngine], tmp_path: Path) -> None
     await swap(engine, "retract", str(tmp_path), 3, never)
     assert fake.got == [
         ("/pause_generation", {"mode": "retract"}),
-        ("/update_weights_from_disk", {"model_path": str(tmp_path), "weight_version": "3", "flush_cache": True, "load_format": "safetensors"}),
+        ("/update_weights_from_disk", {"model_path": str(tmp_path), "weight_version": "3", "flush_cache": True,
+                                       "load_format": "safetensors"}),
         ("/model_info", None), ("/continue_generation", {})]
 
 
@@ -287,8 +290,8 @@ async def test_swap(server: tuple[Server, SGLangEngine], tmp_path: Path) -> None
     ("/model_info", (200, {})),
     ("/continue_generation", (500, b"")),
 ])
-async def test_a_swap_that_did_not_clearly_succeed_is_suspect_and_stays_paused(server: tuple[Server, SGLangEngine], tmp_path: Path, path: str,
-                                                                                answer: Answer) -> None:
+async def test_a_swap_without_clear_success_is_suspect_and_stays_paused(server: tuple[Server, SGLangEngine], tmp_path: Path, path: str,
+                                                                         answer: Answer) -> None:
     fake, engine = server
     fake.answers[path] = answer
     with pytest.raises(EngineError, match="swap to version 3") as caught:

@@ -142,6 +142,8 @@ def test_responses_without_a_counted_token_are_left_out_of_the_mean_of_means() -
     assert denominator_of(mask, mode="sequence_mean") == 2.0
     assert denominator_of(mask, mode="constant", constant=10) == 30.0
     assert float(aggregate(loss, mask, mode="sequence_mean")) == pytest.approx((106 / 3 + 14 / 2) / 2)
+    second_only = MASK & torch.tensor([[False], [True]])
+    assert float(aggregate(LOSS, MASK, mode="sequence_mean", count_mask_RT=second_only)) == 14 / 2
 
 
 def test_nothing_to_divide_by_raises_unless_the_global_denominator_is_given() -> None:
@@ -185,4 +187,4 @@ def test_k3() -> None:
     assert float(k3(rewards(0, 0))) == 0.0
     assert float(k3(rewards(1, -1))) == pytest.approx((math.e - 2 + math.exp(-1)) / 2)
     assert float(k3(torch.tensor([1.0, math.nan]), torch.tensor([True, False]))) == pytest.approx(math.e - 2)
-    assert float(k3(rewards(1e-6))) == pytest.approx(5e-13, rel=1e-3)  # exp(x) - 1 - x would lose it
+    assert float(k3(rewards(1e-6))) == pytest.approx(5e-13, rel=1e-6, abs=0)  # exp(x) - 1 - x would lose it

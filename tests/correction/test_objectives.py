@@ -208,6 +208,7 @@ def test_a_far_ratio_is_finite_and_cispo_still_learns_there() -> None:
     one, mask = torch.ones(1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.bool)
     loss = token_losses(cur, base, -one, mask, objective="ppo", clip_low=0.2, clip_high=0.2)
     assert loss.item() == pytest.approx(math.exp(20.0))
+    assert torch.autograd.grad(loss.sum(), cur)[0].item() == 0.0
     loss = token_losses(cur, base, one, mask, objective="cispo", cap=5.0)
     assert torch.autograd.grad(loss.sum(), cur)[0].item() == pytest.approx(-5.0)
 

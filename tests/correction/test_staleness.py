@@ -86,7 +86,8 @@ def test_counter_draws_are_uniform() -> None:
 def test_counter_draws_are_pinned() -> None:
     """A rerun on another machine or release must draw the same."""
     assert counter_uniform(1, 2, torch.tensor([3]), 5)[0, 4].item() == python_uniform(1, 2, 3, 4)
-    assert counter_uniform(-5, 2**40, torch.tensor([-(2**50)]), 1)[0, 0].item() == python_uniform(-5, 2**40, -(2**50), 0)
+    far = counter_uniform(-5, 2**40, torch.tensor([-(2**50)]), 1)
+    assert far[0, 0].item() == python_uniform(-5, 2**40, -(2**50), 0)
 
 
 def python_uniform(*keys: int) -> float:
@@ -164,6 +165,13 @@ def test_fdiv_bounds_are_the_ends_of_the_legal_interval(divergence: str, topolog
     assert bool((~inside(high * 1.000001) | (high >= limit * 0.999999)).all())
     assert bool((~inside(low * 0.999999) | (low == 0)).all())
     assert bool(((low < 1) & (high > 1)).all())
+
+
+def test_fdiv_binary_stops_at_probability_one() -> None:
+    old = tensor(0.95, 0.4).log()
+    for divergence in ("kl", "tv", "chi2"):
+        high = fdiv_bounds(old, divergence=divergence, topology="binary", delta=2.0, cap=2.0)[1]
+        assert high[0].tolist() == pytest.approx([1 / 0.95, 2.0]), divergence
 
 
 def test_fdiv_identities() -> None:

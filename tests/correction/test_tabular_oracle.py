@@ -1,6 +1,6 @@
 """Tabular policies whose every sequence is enumerated: expectations are exact sums, not samples.
 
-Vocabulary 4 with token 0 as the end token, length <= 3: 40 sequences of ragged length. f, R: any function of a sequence.
+Vocabulary 4 with token 0 as the end token, length <= 3: 40 sequences of ragged length. F is any function of one.
 """
 
 import itertools
@@ -56,8 +56,8 @@ def probability(logits: Tensor) -> Tensor:
     return torch.where(MASK_RT, token_log_probs(logits), 0.0).sum(-1).exp()
 
 
-def last_weight(weight_RT: Tensor) -> Tensor:
-    return weight_RT[:, 0]
+def expectation(logits: Tensor, weight_R: Tensor | float = 1.0) -> float:
+    return float((probability(logits) * weight_R * F_R).sum())
 
 
 def test_the_sequences_are_all_there_are() -> None:
@@ -68,8 +68,8 @@ def test_the_sequences_are_all_there_are() -> None:
 
 def test_uncapped_sequence_weight_is_unbiased() -> None:
     mismatch = mismatch_log_ratio(token_log_probs(OLD), token_log_probs(MU))
-    weight_R = last_weight(tis(mismatch, MASK_RT, level="sequence", cap=1e9).weight_RT)
-    assert float((probability(MU) * weight_R * F_R).sum()) == pytest.approx(float((probability(OLD) * F_R).sum()), abs=1e-10)
+    weight_R = tis(mismatch, MASK_RT, level="sequence", cap=1e9).weight_RT[:, 0]
+    assert expectation(MU, weight_R) == pytest.approx(expectation(OLD), abs=1e-10)
 
 
 def test_the_product_of_token_weights_is_unbiased() -> None:
@@ -78,7 +78,7 @@ def test_the_product_of_token_weights_is_unbiased() -> None:
     engine = tis(mismatch_log_ratio(old, mu), MASK_RT, cap=1e9).weight_RT
     staleness = decoupled(prox - old, MASK_RT, cap=1e9).weight_RT
     weight_R = torch.where(MASK_RT, engine * staleness, 1.0).prod(-1)
-    assert float((probability(MU) * weight_R * F_R).sum()) == pytest.approx(float((probability(PROX) * F_R).sum()), abs=1e-10)
+    assert expectation(MU, weight_R) == pytest.approx(expectation(PROX), abs=1e-10)
 
 
 def exact_gradient() -> Tensor:
@@ -120,7 +120,8 @@ def falls_to_zero(values: list[float]) -> bool:
 def test_the_bias_of_tis_vanishes_as_its_cap_opens() -> None:
     total = token_log_probs(PROX) - token_log_probs(MU)
     caps = (0.25, 1.0, 2.0, 4.0, 100.0)
-    assert falls_to_zero(biases([last_weight(tis(total, MASK_RT, level="sequence", cap=c).weight_RT) for c in caps]))
+    weights = [tis(total, MASK_RT, level="sequence", cap=cap).weight_RT[:, 0] for cap in caps]
+    assert falls_to_zero(biases(weights))
 
 
 def test_the_bias_of_icepop_vanishes_as_its_bounds_open() -> None:
@@ -148,7 +149,7 @@ def pair_expectation(value_N: Tensor) -> Tensor:
 def test_group_mass_is_unbiased_with_room_and_its_bias_grows_as_the_cap_falls() -> None:
     """Every pair of sequences is a group of two."""
     flat = PAIR_P2.reshape(-1)
-    exact = float((probability(PROX) * F_R).sum())
+    exact = expectation(PROX)
     bias = [
         abs(float(pair_expectation(cap_group_mass(total_R()[flat], PAIR_GROUP, cap=cap) * F_R[flat])) - exact)
         for cap in (1e9, 4.0, 2.0)
@@ -158,7 +159,7 @@ def test_group_mass_is_unbiased_with_room_and_its_bias_grows_as_the_cap_falls() 
 
 
 def test_leave_one_out_baseline_leaves_the_gradient_unbiased() -> None:
-    """On-policy pairs: the expected rloo gradient is the exact one; without the leave-one-out factor it is half of it."""
+    """On-policy pairs: rloo's expected gradient is the exact one; without the leave-one-out factor, half of it."""
     flat = PAIR_P2.reshape(-1)
     weight_N = probability(PROX)[PAIR_P2].prod(-1)[:, None].expand(-1, 2).reshape(-1) / 2
     gradients = {}

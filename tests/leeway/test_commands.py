@@ -75,7 +75,7 @@ def test_the_help_imports_nothing_heavy() -> None:
      "leeway: error: sampling.top_p = 0.9: the engine's log-prob is taken before top_p acts"),
     (["run", "a.toml", "--set", "replay.endpoint=tcp://0.0.0.0:5757"],
      "leeway: error: replay.endpoint = 'tcp://0.0.0.0:5757': an address beyond"),
-    (["run", "a.toml", "--resume"], "leeway: error: there is no run runs/a to resume: leave out --resume"),
+    (["run", "a.toml", "--resume"], "leeway: error: no run at runs/a to resume: leave out --resume to start it"),
 ])
 def test_bad_usage_is_one_line_and_exit_2(words: list[str], line: str, tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(CONFIG)
@@ -95,11 +95,11 @@ def test_an_existing_run_needs_resume(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(CONFIG)
     run = tmp_path / "runs" / "demo"
     run.mkdir(parents=True)
-    (run / "replay.sqlite").touch()
+    (run / "config.json").touch()
     done = leeway("run", "a.toml", "--name", "demo", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == ("leeway: error: the run runs/demo exists: go on with it (--resume), choose another --name, or remove it "
-                           "(rm -r runs/demo)\n")
+    assert done.stderr == ("leeway: error: runs/demo exists: add --resume to go on with it, remove it with `rm -r runs/demo`, "
+                           "or choose another --name\n")
 
 
 def test_a_dry_run_prints_the_tree_and_starts_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ VALUES: dict[str, Any] = {
 SUMMARY: dict[str, Any] = {
     "status": "done", "updates": 240, "updates_skipped": 1, "version_final": 240, "max_staleness": 2, "max_staleness_trained": 2,
     "mean_staleness_trained": 1.31, "heldout": {"first": {"sampled": 0.43, "greedy": 0.63}, "last": {"sampled": 0.77, "greedy": None}},
-    "rollouts": {"produced": 100, "trained": 90, "dropped": {"too_slow": 1, "aborted": 2}, "expired": 3, "lost": 0, "buffered": 3, "leased": 1},
+    "rollouts": {"produced": 100, "trained": 90, "dropped": {"too_slow": 1, "aborted": 2}, "expired": 3, "lost": 0,
+                 "buffered": 3, "leased": 1},
     "tokens": {"generated": 1000, "trained": 900, "generated_during_updates": 412},
 }
 
@@ -49,7 +51,7 @@ def test_who_waits_for_whom(change: dict[str, Any], metrics: dict[str, Any], tex
 
 
 def plain(monkeypatch: pytest.MonkeyPatch, times: list[float]) -> tuple[PlainScreen, io.StringIO]:
-    monkeypatch.setattr(screens.time, "monotonic", lambda: times[0])
+    monkeypatch.setattr(screens, "time", SimpleNamespace(monotonic=lambda: times[0]))
     out = io.StringIO()
     return PlainScreen(Console(file=out, width=40), 25, Path("runs/demo")), out
 

@@ -115,8 +115,8 @@ def test_the_plan(tmp_path: Path) -> None:
     common = (str(file), "--name", "demo", "--set", "actor.count=2", "--set", "replay.endpoint=tcp://127.0.0.1:6001")
     assert plan.replay.argv == (sys.executable, "-m", "replay", *common)
     assert plan.replay.again == ("--resume",)
-    assert [actor.name for actor in plan.actors] == ["actor-0", "actor-1"]
-    assert plan.actors[1].argv == (sys.executable, "-m", "actor", *common)
+    assert [actor.name for actor in plan.actors] == ["actor-a0", "actor-a1"]
+    assert plan.actors[1].argv == (sys.executable, "-m", "actor", *common, "--set", "actor.name=a1")
     assert plan.learner.argv == (sys.executable, "-m", "learner", *common)
     assert plan.learner.environment["DS_ACCELERATOR"] == "cpu"
     assert all(spec.environment["OMP_NUM_THREADS"] == "1" for spec in (plan.replay, *plan.actors, plan.learner))

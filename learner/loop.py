@@ -1,0 +1,154 @@
+"""The learner's loop: wait (and score what arrives), complete the anchors, update, publish, commit, checkpoint.
+
+Every rank runs it in step; rank 0 speaks to replay. Crash order: weight files, then the commit, then (in replay) the notice to actors.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import Tensor
+
+from configs.schema import Config
+from learner import checkpoint, export
+from learner.anchor import Anchors
+from learner.batch import LeaseRows, read_lease
+from learner.deepspeed_engine import TrainEngine
+from learner.publish import Publisher
+from learner.record import RecordMaker
+from learner.session import Session
+from learner.start import load_newest
+from learner.stopwatch import Stopwatch
+from learner.update import Outcome, run_update
+from wire.errors import RunError
+from wire.manifest import FILE
+from wire.messages import (
+    Checkpointed,
+    Commit,
+    Committed,
+    Done,
+    Finished,
+    Fork,
+    Initial,
+    Lease,
+    Leased,
+    Reply,
+    Request,
+    Stats,
+    StatsReply,
+    Welcome,
+)
+from wire.record import VersionNotice
+
+log = logging.getLogger(__name__)
+LONGEST_WAIT_S = 0.5
+"""Between two looks at what has arrived, and at whether to stop."""
+
+
+class Learner:
+    """`stopping` tells whether a signal asked this process to stop; rank 0's answer counts."""
+
+    def __init__(self, config: Config, engine: TrainEngine, session: Session, publisher: Publisher, anchors: Anchors, stopwatch: Stopwatch,
+                 stopping: Callable[[], bool], welcome: Welcome) -> None:
+        self.config, self.engine, self.session, self.ranks = config, engine, session, session.ranks
+        self.publisher, self.anchors, self.seconds, self.stopping = publisher, anchors, stopwatch, stopping
+        self.record = RecordMaker(config, engine)
+        self.run_dir, self.committed = Path(welcome.run_dir), welcome.committed
+        self.version, self.weights_digest = -1, ""
+        self.update: int | None = None
+        self.checkpointed: int | None = None
+        self.skips_in_a_row = 0
+        self.all_committed = False
+
+    def run(self) -> bool:
+        """True when all updates are committed and the model is exported; False when a signal ended it. A checkpoint is there either way."""
+        self.start()
+        while not self.all_committed and not self.interrupted():
+            lease = self.wait_for_lease()
+            if lease is None:
+                continue
+            with self.seconds("anchor"):
+                self.anchors.complete(lease)
+            if self.interrupted():
+                break
+            with self.seconds("update"):
+                outcome = run_update(self.engine, self.ranks, self.config, lease, self.anchors.score_live)
+            with self.seconds("publish"):
+                notice = None if outcome.skipped else self.publish(self.version + 1, self.version)
+            self.commit(lease, outcome, notice)
+            if self.version % self.config.learner.checkpoint_every == 0:
+                self.save()
+        self.save()
+        if self.all_committed:
+            export.export(self.publisher, self.run_dir)
+            self.call(Finished(self.session.epoch, self.seconds.take()))
+        return self.all_committed
+
+    # ------------------------------------------------------------ steps
+    def start(self) -> None:
+        """Version 0, or the newest checkpoint; updates committed after it are forked away, and counted lost."""
+        committed = self.committed
+        if committed is None:
+            self.call(Initial(self.session.epoch, self.publish(0, None)))
+        elif (version := load_newest(self.engine, self.session, self.run_dir, committed)) == committed.version:
+            self.hold(committed, self.engine.full_state())
+            self.checkpointed = version if (self.run_dir / checkpoint.checkpoint_path(version)).exists() else None
+        else:
+            self.call(Fork(self.session.epoch, version, self.publish(committed.version + 1, version)))
+        self.save()
+
+    def wait_for_lease(self) -> LeaseRows | None:
+        """The next lease; None when there is none yet, or all is done. Meanwhile score what has arrived, as long as passes can be filled."""
+        with self.seconds("anchor"):
+            busy = self.anchors.score_arrived()
+        with self.seconds("wait"):
+            reply, bulk = self.call(Lease(self.session.epoch, self.version, 0.0 if busy else LONGEST_WAIT_S))
+        if isinstance(reply, Done):
+            self.all_committed = True
+        if not isinstance(reply, Leased):
+            return None
+        return read_lease(reply, bulk, self.version, self.config.replay.max_staleness)
+
+    def publish(self, version: int, parent: int | None) -> VersionNotice:
+        """Write the live weights as `version`, on rank 0; every rank gets the notice. A version exists once it is committed."""
+        notice, state = self.publisher.publish(version, parent)
+        notice = self.ranks.share(notice, VersionNotice)
+        self.hold(notice, state)
+        return notice
+
+    def hold(self, notice: VersionNotice, state: dict[str, Tensor]) -> None:
+        """The live weights are this version."""
+        self.anchors.published(notice, state)
+        self.version, self.weights_digest = notice.version, notice.weights_digest
+
+    def commit(self, lease: LeaseRows, outcome: Outcome, notice: VersionNotice | None) -> None:
+        """Update record, columns and new version, in one transaction of replay's. TryAgainError when its state moved on."""
+        metrics = outcome.metrics if notice is None else outcome.metrics | {"publish_bytes": (self.run_dir / notice.path / FILE).stat().st_size}
+        record = self.record.make(lease, outcome, self.version, self.weights_digest, metrics, self.seconds.take())
+        reply, _ = self.call(Commit(self.session.epoch, record, notice), b"".join(data for _, _, data in outcome.columns))
+        assert isinstance(reply, Committed)
+        self.update, self.all_committed = lease.update, reply.done
+        self.skips_in_a_row = self.skips_in_a_row + 1 if outcome.skipped else 0
+        log.info("update %d: version %d, %s", lease.update, self.version,
+                 "nothing to learn" if outcome.skipped else f"reward {metrics['reward']:.3f}, loss {metrics['loss']:.4f}")
+        if self.skips_in_a_row >= self.config.learner.max_consecutive_skips:
+            raise RunError(f"{self.skips_in_a_row} updates in a row had nothing to learn from: every group's rewards were equal, or every token was "
+                           "masked; look at the rewards of this run")
+
+    def save(self) -> None:
+        """A checkpoint at the last commit, unless there is one."""
+        if self.checkpointed == self.version:
+            return
+        stats, _ = self.call(Stats())
+        assert isinstance(stats, StatsReply)
+        one = checkpoint.save(self.engine, self.run_dir, self.version, update=self.update, weights_digest=self.weights_digest,
+                              ledger_head=stats.values["ledger_head"], seed=self.config.run.seed)
+        self.call(one and Checkpointed(self.session.epoch, self.version, one.path, one.manifest_digest))
+        self.checkpointed = self.version
+
+    # ------------------------------------------------------------
+    def interrupted(self) -> bool:
+        return self.ranks.decide(self.stopping())
+
+    def call(self, request: Request | None, bulk: bytes = b"") -> tuple[Reply, bytes]:
+        return self.session.call(request, bulk)

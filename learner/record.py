@@ -1,0 +1,44 @@
+"""The record of an update: enough to run it again."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from configs.schema import Config
+from learner.batch import LeaseRows
+from learner.deepspeed_engine import TrainEngine
+from learner.model import trainer_fingerprint
+from learner.update import Outcome
+from wire.digest import digest, digest_json
+from wire.messages import UpdateRecord
+
+PACKAGES = ("configs", "wire", "correction", "learner")
+
+
+def source_digest() -> str:
+    """Digest of the source that an update depends on."""
+    home = Path(__file__).resolve().parent.parent
+    files = sorted(path for package in PACKAGES for path in (home / package).rglob("*.py"))
+    return digest(*(part for path in files for part in (str(path.relative_to(home)).encode(), path.read_bytes())))
+
+
+class RecordMaker:
+    """What stays the same from update to update is found out once."""
+
+    def __init__(self, config: Config, engine: TrainEngine) -> None:
+        self.engine = engine
+        self.fixed: dict[str, Any] = {
+            "seed": config.run.seed, "world": engine.ranks.world, "zero_stage": engine.zero_stage, "threads": torch.get_num_threads(),
+            "trainer": trainer_fingerprint(config), "config_digest": digest_json(config.model_dump(mode="json")), "source_digest": source_digest()}
+        self.prox_source = "version_in"
+
+    def make(self, lease: LeaseRows, outcome: Outcome, version_out: int, weights_digest: str, metrics: dict[str, Any],
+             seconds: dict[str, float]) -> UpdateRecord:
+        state = self.fixed | {"optimizer_steps": self.engine.steps, "scheduler_step": self.engine.scheduler.last_epoch,
+                              "rng": digest(torch.get_rng_state().numpy().tobytes())}
+        return UpdateRecord(
+            update=lease.update, version_in=lease.version_in, version_out=version_out, skipped=outcome.skipped, group_ids=lease.group_ids,
+            rollout_ids=[head.rollout_id for head in lease.heads], response_lens=[head.response_len for head in lease.heads],
+            columns=[(name, dtype) for name, dtype, _ in outcome.columns], steps=outcome.steps, state=state, prox_source=self.prox_source,
+            weights_digest_out=weights_digest, metrics=metrics, seconds=seconds)

@@ -1,0 +1,42 @@
+"""From a config and a folder to a Core that knows where the run is."""
+
+from pathlib import Path
+
+from configs.schema import Config
+from replay.core import Core
+from replay.prompts import PromptFile
+from replay.rebuild import rebuild
+from replay.rundir import Changed, shared_changed
+from replay.store import Storage, Store
+from wire.digest import digest_json
+from wire.errors import ConfigError
+from wire.process import Clock
+
+
+def read_prompts(config: Config) -> tuple[PromptFile, PromptFile | None]:
+    task = config.task
+    heldout = PromptFile(Path(task.heldout), task.prompt_column, config.eval.prompts) if task.heldout else None
+    return PromptFile(Path(task.train), task.prompt_column), heldout
+
+
+def open_core(config: Config, run_dir: Path, prompts: tuple[PromptFile, PromptFile | None], *, changed: Changed | None = None,
+              clock: Clock | None = None, storage: type[Storage] = Storage) -> Core:
+    """Open or create the store, rebuild memory from it, and record the start. Raises ConfigError when the prompt files are not those that the
+    run began with."""
+    clock = clock or Clock()
+    store = Store(run_dir / "replay.sqlite", commit_s=config.replay.commit_ms / 1000, storage=storage)
+    core = Core(config, run_dir, store, clock, *prompts)
+    known = store.meta("prompts")
+    digests = [prompt_file.digest for prompt_file in prompts if prompt_file is not None]
+    if known is not None and known != " ".join(digests):
+        store.close()
+        raise ConfigError(f"task.train or task.heldout no longer holds what {run_dir} was started with: restore the files, or start another run")
+    core.begin().set_meta("prompts", " ".join(digests))
+    if changed and shared_changed(changed):
+        store.set_meta("sessions", "[]")  # whoever joined under the old config has to say HELLO again
+    rebuild(core)
+    config_digest = digest_json(config.model_dump(mode="json"))
+    store.record("created" if known is None else "opened", {"config": config_digest, "changed": changed or {}})
+    core.plan_evaluation()
+    store.commit()
+    return core

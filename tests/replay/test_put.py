@@ -1,0 +1,231 @@
+"""What is stored, what is refused, what is quarantined."""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from replay.books import books, imbalance
+from tests.replay.conftest import Stage
+from tests.support.replay import rollout
+from wire.digest import digest
+from wire.errors import ProtocolError, RefusedError, RunError
+from wire.messages import Put, SampleFailure
+from wire.record import Failed, RolloutHead, Scored, Span, pack_payload
+
+
+def with_mu(head: RolloutHead, *mu: float) -> tuple[RolloutHead, bytes]:
+    return head, pack_payload(np.arange(1, 5), np.full(len(mu), 7), np.array(mu))
+
+
+def test_a_put_is_stored_with_its_spans_and_ledger_row(stage: Stage) -> None:
+    stage.learner()
+    actor = stage.actor()
+    actor.pull()
+    order = actor.pull(want=1).orders[0]
+    stored = actor.answer([order])
+    assert (stored.stored, stored.duplicates, stored.quarantined, stored.refused) == (2, 0, [], [])
+    assert stage.rows("SELECT rollout_id, state, reward, response_len, oldest_version FROM rollouts") == [
+        ("t0000000.1.0", "buffered", 0.0, 3, 0), ("t0000000.1.1", "buffered", 1.0, 3, 0)]
+    assert stage.rows('SELECT rollout_id, span, version, start, "end", source FROM spans') == [
+        ("t0000000.1.0", 0, 0, 0, 3, None), ("t0000000.1.1", 0, 0, 0, 3, None)]
+    assert stage.rows("SELECT state, oldest_version FROM groups") == [("complete", 0)]
+    assert stage.kinds()[-3:] == ["grant", "put", "groups"]
+    body = json.loads(stage.rows("SELECT body FROM ledger WHERE kind = 'put'")[0][0])
+    payload = stage.rows("SELECT payload FROM rollouts ORDER BY sample")[0][0]
+    assert body["rollouts"]["t0000000.1.0"] == digest(payload)
+
+
+def test_a_resend_is_a_duplicate(stage: Stage) -> None:
+    stage.learner()
+    actor = stage.actor()
+    actor.pull()
+    orders = actor.pull().orders
+    actor.answer(orders)
+    again = actor.answer(orders)
+    assert (again.stored, again.duplicates) == (0, 8)
+    assert stage.core.store.counters["duplicates_refused"] == 8
+    assert len(stage.rows("SELECT 1 FROM rollouts")) == 8
+
+
+def test_the_same_sample_twice_in_one_put_is_stored_once(stage: Stage) -> None:
+    stage.learner()
+    actor = stage.actor()
+    actor.pull()
+    order = actor.pull(want=1).orders[0]
+    stored = actor.put([rollout(order, 0, 0), rollout(order, 0, 0)])
+    assert (stored.stored, stored.duplicates) == (1, 1)
+
+
+POISON: dict[str, tuple[Callable[[RolloutHead], tuple[RolloutHead, bytes]], str]] = {
+    "nan": (lambda h: with_mu(h, -1.0, math.nan, -1.0), "log-prob of response token 1 is nan"),
+    "positive": (lambda h: with_mu(h, -1.0, -1.0, 1e-6), "log-prob of response token 2"),
+    "minus infinity": (lambda h: with_mu(h, -math.inf, -1.0, -1.0), "log-prob of response token 0 is -inf"),
+    "infinity": (lambda h: with_mu(h, math.inf, -1.0, -1.0), "log-prob of response token 0 is inf"),
+    "negative token": (lambda h: (h, pack_payload(np.arange(1, 5), np.array([7, -1, 7]), np.full(3, -1.0))), "negative token"),
+    "too few payload bytes": (lambda h: with_mu(h, -1.0, -1.0), "wrong lengths"),
+    "hole in the spans": (lambda h: changed(h, spans=(Span(0, 0, 1), Span(0, 2, 3))), "spans do not cover"),
+    "overlapping spans": (lambda h: changed(h, spans=(Span(0, 0, 2), Span(0, 1, 3))), "spans do not cover"),
+    "spans that end early": (lambda h: changed(h, spans=(Span(0, 0, 2),)), "spans cover 2 of 3"),
+    "spans that end late": (lambda h: changed(h, spans=(Span(0, 0, 4),)), "spans cover 4 of 3"),
+    "no spans": (lambda h: changed(h, spans=()), "spans cover 0 of 3"),
+    "empty span": (lambda h: changed(h, spans=(Span(0, 0, 0), Span(0, 0, 3))), "spans do not cover"),
+    "a future version": (lambda h: changed(h, spans=(Span(5, 0, 3),)), "version 5 was never committed"),
+    "a version below 0": (lambda h: changed(h, spans=(Span(-1, 0, 3),)), "version -1 was never committed"),
+    "nan reward": (lambda h: changed(h, verdict=Scored(math.nan)), "reward is nan"),
+    "infinite reward": (lambda h: changed(h, verdict=Scored(math.inf)), "reward is inf"),
+    "another temperature": (lambda h: changed(h, sampling=msgspec.structs.replace(h.sampling, temperature=0.9)), "sampled in another way"),
+    "another prompt length": (lambda h: changed(h, prompt_len=5, response_len=2), "wrong lengths"),
+    "no prompt": (lambda h: (msgspec.structs.replace(h, prompt_len=0), pack_payload(np.array([]), np.full(3, 7), np.full(3, -1.0))), "no prompt"),
+    "an unknown engine": (lambda h: changed(h, fingerprint="f9"), "unknown engine fingerprint"),
+    "another id": (lambda h: changed(h, rollout_id="t0000000.1.7"), "rollout id"),
+    "backward time": (lambda h: changed(h, started=3.0), "times"),
+    "nan time": (lambda h: changed(h, engine_seconds=math.nan), "times"),
+}
+
+
+def changed(head: RolloutHead, **fields: Any) -> tuple[RolloutHead, bytes]:
+    return msgspec.structs.replace(head, **fields), pack_payload(np.arange(1, 5), np.full(3, 7), np.full(3, -1.0))
+
+
+@pytest.mark.parametrize("name", POISON)
+def test_poison_is_quarantined_with_its_evidence(stage: Stage, name: str) -> None:
+    spoil, reason = POISON[name]
+    stage.learner()
+    actor = stage.actor()
+    actor.pull()
+    order = actor.pull(want=1).orders[0]
+    head, payload = spoil(rollout(order, 0, 0)[0])
+    stored = actor.put([(head, payload)])
+    assert stored.stored == 0
+    assert [(rollout_id, reason in why) for rollout_id, why in stored.quarantined] == [(head.rollout_id, True)], stored.quarantined
+    kept = stage.rows("SELECT rollout_id, actor, payload, head FROM quarantine")
+    assert kept[0][:3] == (head.rollout_id, "a0", payload)
+    assert json.loads(kept[0][3])["response_len"] == head.response_len
+    assert stage.rows("SELECT 1 FROM rollouts") == []
+    actor.put([rollout(order, 1, 0)])
+    assert stage.rows("SELECT group_id, state, reason FROM groups") == [
+        ("t0000000.1", "dropped", "incomplete_group"), ("t0000000.2", "queued", None)]
+
+
+def test_a_wrong_digest_is_poison(stage: Stage) -> None:
+    stage.learner()
+    actor = stage.actor()
+    actor.pull()
+    head, payload = rollout(actor.pull(want=1).orders[0], 0, 0)
+    reply, _ = actor.client.call(Put(actor.epoch, [head], [digest(b"other")], []), payload)
+    assert "does not match its digest" in reply.quarantined[0][1]  # type: ignore[union-attr]
+
+
+def test_the_sound_neighbours_of_poison_are_stored(stage: Stage) -> None:
+    stage.learner()
+    actor = stage.actor()
+    actor.pull()
+    orders = actor.pull(want=2).orders
+    stored = actor.put([rollout(orders[0], 0, 0), with_mu(rollout(orders[0], 1, 0)[0], -1.0, math.nan, -1.0), rollout(orders[1], 0, 0)])
+    assert (stored.stored, len(stored.quarantined)) == (2, 1)
+
+
+def test_versions_of_a_response_may_not_decrease(stage: Stage) -> None:
+    learner = stage.learner()
+    actor = stage.actor()
+    actor.pull()
+    actor.work()
+    learner.commit(learner.lease())
+    actor.pull(want=0)
+    order = actor.pull(want=1).orders[0]
+    stored = actor.put([rollout(order, 0, 0, spans=(Span(1, 0, 1), Span(0, 1, 3))), rollout(order, 1, 0, spans=(Span(0, 0, 1), Span(1, 1, 3)))])
+    assert (stored.stored, stored.quarantined[0][1]) == (1, "version decreases within the response: 0 after 1")
+
+
+def test_what_does_not_belong_is_refused_and_counted(stage: Stage) -> None:
+    stage.learner()
+    one, other = stage.actor("a0"), stage.actor("a1")
+    one.pull()
+    other.pull()
+    order = one.pull(want=1).orders[0]
+    assert other.put([rollout(order, 0, 0)]).refused == [("t0000000.1.0", "its order is held by a0")]
+    assert one.put([rollout(order, 2, 0)]).refused == [("t0000000.1.2", "sample 2 of 2")]
+    unknown = msgspec.structs.replace(order, order_id="nobody")
+    assert one.put([rollout(unknown, 0, 0)]).refused == [("nobody.1.0", "this attempt is closed")]
+    stage.clock.at += 31
+    one.pull(want=0)
+    stage.clock.at += 31
+    one.pull(want=0)
+    assert one.put([rollout(order, 0, 0)]).stored == 1  # holding it renewed its lease
+    one.holding.clear()
+    stage.clock.at += 31
+    one.pull(want=0)
+    late = one.put([rollout(order, 1, 0)])
+    assert late.refused == [("t0000000.1.1", "this attempt is closed")]
+    assert stage.core.store.counters["refused_closed"] == 4
+    assert imbalance(books(stage.core.store.db)) == 0
+
+
+def test_a_failed_verdict_is_not_a_reward(make_stage: Callable[..., Stage]) -> None:
+    stage = make_stage(replay={"min_scored": 1})
+    learner = stage.learner()
+    actor = stage.actor()
+    actor.pull()
+    orders = actor.pull(want=2).orders
+    for order in orders:
+        actor.put([rollout(order, 0, 0), rollout(order, 1, 0, verdict=Failed("timeout"))])
+    assert stage.rows("SELECT sample, reward, failure, state FROM rollouts WHERE group_id = 't0000000.1'") == [
+        (0, 0.0, None, "buffered"), (1, None, "timeout", "buffered")]
+    leased = learner.lease()
+    assert [head.sample for head in leased.heads] == [0, 0]
+    learner.commit(leased)
+    assert books(stage.core.store.db)["dropped"] == {"unverified": 2}
+
+
+def test_aborted_rollouts_are_dropped_at_once_and_their_order_asked_again(stage: Stage) -> None:
+    stage.learner()
+    actor = stage.actor()
+    actor.pull()
+    order = actor.pull(want=1).orders[0]
+    actor.put([rollout(order, 0, 0, verdict=Failed("aborted"))], [SampleFailure(order.order_id, 1, 1, "aborted_without_token")])
+    assert books(stage.core.store.db)["dropped"] == {"aborted": 1}
+    assert stage.core.store.counters["aborted_without_token"] == 1
+    again = actor.pull(want=1).orders[0]
+    assert (again.order_id, again.attempt, again.prompt) == (order.order_id, 2, order.prompt)
+
+
+def test_an_engine_that_makes_only_poison_is_stopped(make_stage: Callable[..., Stage]) -> None:
+    stage = make_stage(actor={"max_quarantined": 3})
+    stage.learner()
+    actor = stage.actor()
+    actor.pull()
+    orders = actor.pull().orders
+    bad = [with_mu(rollout(order, sample, 0)[0], math.nan, -1.0, -1.0) for order in orders for sample in range(2)]
+    actor.put(bad[:2])
+    actor.put([rollout(orders[1], 0, 0)])
+    actor.put([bad[3], bad[4]])
+    actor.put([bad[5]])
+    with pytest.raises(RefusedError, match="3 rollouts in a row were quarantined"):
+        actor.pull()
+
+
+def test_too_many_failed_verdicts_stop_the_run(make_stage: Callable[..., Stage]) -> None:
+    stage = make_stage(sampling={"n": 50}, replay={"min_scored": 1})
+    stage.learner()
+    actor = stage.actor()
+    actor.pull()
+    one, other = actor.pull(want=2).orders
+    actor.put([rollout(one, sample, 0, verdict=Failed("crash") if sample < 10 else None) for sample in range(50)])
+    actor.put([rollout(other, sample, 0, verdict=Failed("crash") if sample < 10 else None) for sample in range(50)])
+    third = actor.pull(want=1).orders[0]
+    with pytest.raises(RunError, match="21 of the last 101 verdicts failed"):
+        actor.put([rollout(third, 0, 0, verdict=Failed("crash"))])
+
+
+def test_digests_and_heads_go_together(stage: Stage) -> None:
+    stage.learner()
+    actor = stage.actor()
+    actor.pull()
+    head, payload = rollout(actor.pull(want=1).orders[0], 0, 0)
+    with pytest.raises(ProtocolError, match="1 rollouts with 0 digests"):
+        actor.client.call(Put(actor.epoch, [head], [], []), payload)
