@@ -11,7 +11,8 @@ NAME ?= demo
 setup: $(STAMP)
 
 # Again only when one of these files changed
-$(STAMP): requirements-cpu.txt requirements-engine-cpu.txt requirements-dev.txt constraints-cpu.txt pyproject.toml scripts/setup
+$(STAMP): requirements-cpu.txt requirements-engine-cpu.txt requirements-engine-only-cpu.txt \
+  requirements-dev.txt constraints-cpu.txt pyproject.toml scripts/setup
 	@scripts/setup "$(PYTHON)" "$(VENV)"
 	@touch $@
 

@@ -31,6 +31,8 @@ async def serve(config: Config) -> None:
         set_up_logging(f"actor-{name}", config.logging.level, run_dir)
         return host_for(config, name, run_dir / "logs" / f"engine-{name}.log")
 
+    host_for(config, name, Path(os.devnull))  # says what is wrong with the config before anybody is waited for
+
     def make_tokeniser() -> Tokeniser:
         return Tokeniser(config.model.path, config.task.chat)
 

@@ -5,21 +5,22 @@ class BusyClock:
     """The charges of all requests add up to the seconds in which at least one was in flight. Times are monotonic seconds."""
 
     def __init__(self) -> None:
-        self._in_flight, self._changed, self._share = 0, 0.0, 0.0
+        self.in_flight = 0
+        self._changed = self._share = 0.0
 
     def begin(self, now: float) -> float:
         """A request begins: keep what this returns for `end`."""
         self._advance(now)
-        self._in_flight += 1
+        self.in_flight += 1
         return self._share
 
     def end(self, began: float, now: float) -> float:
         """Seconds charged to the request that began at `began`."""
         self._advance(now)
-        self._in_flight -= 1
+        self.in_flight -= 1
         return self._share - began
 
     def _advance(self, now: float) -> None:
-        if self._in_flight:
-            self._share += (now - self._changed) / self._in_flight
+        if self.in_flight:
+            self._share += (now - self._changed) / self.in_flight
         self._changed = now

@@ -16,6 +16,8 @@ from actor.sglang_http import SGLangEngine
 from wire.errors import ConfigError, EngineError
 
 HERE = Path(__file__).resolve().parent
+ENGINE_ONLY = str(Path(sys.prefix) / "engine-only")
+"""Where `make setup` puts what only SGLang may see on a CPU: a torchvision built for CUDA, over which transformers would stumble elsewhere."""
 LOG_TAIL_LINES, LOG_TAIL_BYTES = 15, 8192
 POLL_S = 0.05
 CHANGES_LOGPROBS = "SGLANG_RETURN_ORIGINAL_LOGPROB"
@@ -117,7 +119,7 @@ class EngineProcess:
         if Path(self.settings.model_path).is_dir():
             environment |= {"HF_HUB_OFFLINE": "1"}
         if self.settings.device == "cpu":
-            path = [str(HERE / "cpu_shim"), os.environ.get("PYTHONPATH", "")]
+            path = [str(HERE / "cpu_shim"), ENGINE_ONLY, os.environ.get("PYTHONPATH", "")]
             environment |= CPU_ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
         return environment
 

@@ -1,9 +1,7 @@
-"""One engine request, from orders to rows: which prompts can be sent, how often a failed request is tried, what it cost the engine."""
+"""One engine request, from orders to rows: which prompts can be sent, and how often a failed request is tried."""
 
 import logging
-import time
 
-from actor.busy import BusyClock
 from actor.collect import Outcome, RequestTimes, failed_group
 from actor.engine import EngineInfo, Generated, GenerateRequest
 from actor.service import EngineService
@@ -35,22 +33,19 @@ def prepare(orders: list[WorkOrder], tokeniser: Tokeniser, info: EngineInfo) -> 
 
 class Requests:
     def __init__(self, service: EngineService) -> None:
-        self._service, self._busy, self._failed = service, BusyClock(), 0
+        self._service, self._failed = service, 0
 
     async def generate(self, request: GenerateRequest) -> tuple[list[Generated], RequestTimes] | None:
         """None when the engine fails this request again and again although it is well. Raises RunError when it fails every request."""
         for _ in range(ATTEMPTS):
-            started, began = time.time(), self._busy.begin(time.monotonic())
             try:
-                rows = await self._service.generate(request)
+                answer = await self._service.generate(request)
             except EngineError as error:
                 log.warning("a request of %d rows failed: %s", len(request.prompts), error)
                 last = error
-                continue
-            finally:
-                seconds = self._busy.end(began, time.monotonic())
-            self._failed = 0
-            return rows, RequestTimes(started, max(started, time.time()), seconds / len(rows))
+            else:
+                self._failed = 0
+                return answer
         self._failed += 1
         if self._failed >= MAX_FAILED:
             raise RunError(f"the engine failed {self._failed} requests in a row, {ATTEMPTS} times each: {last}")

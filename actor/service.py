@@ -6,10 +6,13 @@ and its proof waits for the proof.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from actor.busy import BusyClock
+from actor.collect import RequestTimes
 from actor.engine import Engine, Generated, GenerateRequest
 from actor.probe import Difference, ProbeCheck
 from actor.swap import SwapMode, swap
@@ -52,7 +55,7 @@ class EngineService:
         self._lock = asyncio.Lock()
         self._in_service, self._idle = asyncio.Event(), asyncio.Event()
         self._idle.set()
-        self._running = 0
+        self._busy = BusyClock()
         self._doubts = 0
         self._restarts = 0
         self._cache_stale = False
@@ -94,15 +97,15 @@ class EngineService:
             self._in_service.set()
             return Proved(loadable.version, loadable.weights_digest, found)
 
-    async def generate(self, request: GenerateRequest) -> list[Generated]:
+    async def generate(self, request: GenerateRequest) -> tuple[list[Generated], RequestTimes]:
         """The rows, made under proved weights alone. Raises EngineError, after the engine was brought back if it had to be."""
         await self._in_service.wait()
-        if self._cache_stale and not self._running:
+        if self._cache_stale and not self._busy.in_flight:
             await self.engine.flush_cache()
             self._cache_stale = False
         doubts, kept, clean = self._doubts, self._kept_caches, None if self._cache_stale else self.held
         try:
-            rows = await self._send(request)
+            rows, times = await self._send(request)
         except EngineError as error:
             await self._examine(error, doubts)
             raise
@@ -110,26 +113,29 @@ class EngineService:
         if doubts != self._doubts:
             raise EngineError("these rows were made while the engine's weights were in doubt")
         self._restarts = 0
-        return rows if kept == self._kept_caches and clean is not None else [_mark(row, clean) for row in rows]
+        if kept != self._kept_caches or clean is None:
+            rows = [_mark(row, clean) for row in rows]
+        return rows, times
 
-    async def _send(self, request: GenerateRequest) -> list[Generated]:
+    async def _send(self, request: GenerateRequest) -> tuple[list[Generated], RequestTimes]:
         if self._good is None:
             raise EngineError("no version is loaded")
-        self._running += 1
+        started, began = time.time(), self._busy.begin(time.monotonic())
         self._idle.clear()
         try:
-            return await self.engine.generate(request)
+            rows = await self.engine.generate(request)
         finally:
-            self._running -= 1
-            if not self._running:
+            seconds = self._busy.end(began, time.monotonic())
+            if not self._busy.in_flight:
                 self._idle.set()
+        return rows, RequestTimes(started, max(started, time.time()), seconds / len(rows))
 
     async def _wait_idle(self) -> None:
         await self._idle.wait()
 
     async def _swap_and_prove(self, loadable: Loadable, mode: SwapMode) -> Difference:
         self._in_service.clear()
-        keeps_cache = mode == "in_place" and self._running > 0
+        keeps_cache = mode == "in_place" and self._busy.in_flight > 0
         self._kept_caches += keeps_cache
         self._cache_stale = keeps_cache
         mode = "retract" if mode == "in_place" and not keeps_cache else mode

@@ -1,15 +1,17 @@
-"""Scalars that say how far the data is off-policy."""
+"""Scalars that say how far the data is off-policy, and what the correctors made of it."""
 
 import torch
 from torch import Tensor
 
 from correction.masked import check_mask, masked_mean, sanitise
-from correction.ratios import LOG_RATIO_LIMIT, LogRatio, plain
+from correction.ratios import LOG_RATIO_LIMIT, LogRatio, PolicyLogRatio, plain, ratio
 
 
 def effective_sample_size(weight: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Kish's effective share `(sum w)^2 / (n * sum w^2)`, scalar in [0, 1], n = masked-in elements; 0 if all weights
-    are 0."""
+    """Kish's effective share `(sum w)^2 / (n * sum w^2)`, scalar in [0, 1]; 0 if all weights are 0.
+
+    n counts the masked-in elements. Source: Kish 1965. Status: established.
+    """
     mask = torch.ones_like(weight, dtype=torch.bool) if mask is None else mask
     check_mask(mask, weight)
     weight = sanitise(weight.detach(), mask)
@@ -20,13 +22,79 @@ def effective_sample_size(weight: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def k3(log_ratio: Tensor | LogRatio, mask: Tensor | None = None) -> Tensor:
-    """Mean of `exp(x) - 1 - x` over masked-in elements, scalar >= 0: an estimate of KL(sampler || other), x = log
-    other/sampler.
+    """Mean of `exp(x) - 1 - x` over masked-in elements, scalar >= 0.
 
-    Source: Schulman 2020, "Approximating KL divergence". Status: established.
+    An estimate of KL(sampler || other) for x = log other/sampler. Source: Schulman 2020, "Approximating KL divergence".
+    Status: established.
     """
     value = plain(log_ratio, LogRatio).detach()
     if mask is not None:
         check_mask(mask, value)
         value = sanitise(value, mask)
     return masked_mean(torch.expm1(value.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)) - value, mask)
+
+
+def ratio_summary(log_ratio_RT: Tensor | LogRatio, mask_RT: Tensor) -> dict[str, float]:
+    """One factor's drift over the masked-in tokens, for the metrics; all 0 when there are none.
+
+    mean and mean_abs of the log-ratio x (both, since signed drift cancels in the first), k1 = -mean, k3,
+    chi2 = mean of (ratio - 1)^2, ess of the raw ratios, max_ratio.
+    """
+    value_RT = plain(log_ratio_RT, LogRatio).detach()
+    check_mask(mask_RT, value_RT)
+    value_RT = sanitise(value_RT, mask_RT)
+    ratio_RT = ratio(value_RT)
+    mean = float(masked_mean(value_RT, mask_RT))
+    return {
+        "mean": mean,
+        "mean_abs": float(masked_mean(value_RT.abs(), mask_RT)),
+        "k1": -mean,
+        "k3": float(k3(value_RT, mask_RT)),
+        "chi2": float(masked_mean((ratio_RT - 1).square(), mask_RT)),
+        "ess": float(effective_sample_size(ratio_RT, mask_RT)),
+        "max_ratio": float(sanitise(ratio_RT, mask_RT).amax()) if mask_RT.numel() else 0.0,
+    }
+
+
+def ratio_summary_by_lag(
+    log_ratio_RT: Tensor | LogRatio, mask_RT: Tensor, lag_RT: Tensor
+) -> dict[int, dict[str, float]]:
+    """`ratio_summary` of the tokens of each age: lag_RT = version_in minus the version that sampled the token,
+    int64."""
+    check_mask(mask_RT, lag_RT)
+    lags = torch.unique(lag_RT[mask_RT]).tolist()
+    return {lag: ratio_summary(log_ratio_RT, mask_RT & (lag_RT == lag)) for lag in lags}
+
+
+def kept_mass(log_ratio_RT: Tensor | LogRatio, keep_RT: Tensor, mask_RT: Tensor) -> float:
+    """Share of the raw ratios' sum that the kept tokens hold; 0 when there is no token."""
+    value_RT = plain(log_ratio_RT, LogRatio).detach()
+    check_mask(mask_RT, value_RT, keep_RT)
+    ratio_RT = sanitise(ratio(sanitise(value_RT, mask_RT)), mask_RT)
+    total = float(ratio_RT.sum())
+    return float(sanitise(ratio_RT, keep_RT).sum()) / total if total > 0 else 0.0
+
+
+def clip_shares(
+    log_ratio_RT: Tensor | PolicyLogRatio,
+    advantage_R: Tensor,
+    mask_RT: Tensor,
+    *,
+    clip_low: float | Tensor,
+    clip_high: float | Tensor,
+) -> dict[str, float]:
+    """Share of masked-in tokens outside [1 - clip_low, 1 + clip_high], by advantage sign and side; 0 without a token.
+
+    A clip binds in `positive_high` and `negative_low`; in the other two quadrants the gradient pulls the ratio back.
+    """
+    value_RT = plain(log_ratio_RT, PolicyLogRatio).detach()
+    check_mask(mask_RT, value_RT)
+    ratio_RT = ratio(sanitise(value_RT, mask_RT))
+    signs = {"positive": advantage_R > 0, "negative": advantage_R < 0}
+    sides = {"low": ratio_RT < 1 - clip_low, "high": ratio_RT > 1 + clip_high}
+    count = max(int(mask_RT.sum()), 1)
+    return {
+        f"{sign}_{side}": int((side_RT & sign_R[:, None] & mask_RT).sum()) / count
+        for sign, sign_R in signs.items()
+        for side, side_RT in sides.items()
+    }

@@ -14,6 +14,7 @@ from correction.groups import Groups
 from correction.masked import sanitise
 from correction.mismatch import icepop, kpop, tis
 from correction.ratios import (
+    MismatchLogRatio,
     clamped_count,
     mismatch_log_ratio,
     policy_log_ratio,
@@ -38,7 +39,7 @@ class Correction(NamedTuple):
     weight_RT: product of all weights, detached, 0 where keep is False. keep_RT: mask and every corrector's keep.
     factors: each corrector's own Factor, by "engine", "filter", "staleness", "group_mass".
     counts: tokens by name, for the metrics: tokens, kept, <factor>_masked, engine_capped, engine_clamped,
-    group_mass_cut.
+    group_mass_capped.
     """
 
     weight_RT: Tensor
@@ -71,7 +72,7 @@ def correct(table: PolicyTable, choice: CorrectionChoice, advantage_R: Tensor | 
         factors["staleness"] = _staleness(table, choice, advantage_R)
     if choice.group_mass_cap_per_response is not None:
         factors["group_mass"], cut_RT = _group_mass(table, choice.group_mass_cap_per_response)
-        counts["group_mass_cut"] = int(cut_RT.sum())
+        counts["group_mass_capped"] = int(cut_RT.sum())
 
     keep_RT = mask_RT.clone()
     weight_RT = torch.ones((), dtype=table.mu_RT.dtype, device=table.mu_RT.device)
@@ -84,7 +85,7 @@ def correct(table: PolicyTable, choice: CorrectionChoice, advantage_R: Tensor | 
     return Correction(sanitise(weight_RT, keep_RT), keep_RT, factors, counts)
 
 
-def _mismatch(table: PolicyTable, needed_by: str) -> Any:
+def _mismatch(table: PolicyTable, needed_by: str) -> MismatchLogRatio:
     return mismatch_log_ratio(table.column("old", needed_by=needed_by), table.mu_RT)
 
 

@@ -45,7 +45,8 @@ class PolicyTable:
             column_RT = getattr(self, f"{role}_RT")
             if column_RT is not None:
                 self._check_column(role, column_RT)
-        if self.old_RT is not None and self.cur_RT is not None and self.old_RT.data_ptr() == self.cur_RT.data_ptr():
+        old_RT, cur_RT = self.old_RT, self.cur_RT
+        if old_RT is not None and cur_RT is not None and old_RT.numel() and old_RT.data_ptr() == cur_RT.data_ptr():
             raise ValueError("old shares memory with cur: current log-probs never stand in for old ones")
 
     def _check_column(self, role: str, column_RT: Tensor) -> None:

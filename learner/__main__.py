@@ -1,4 +1,4 @@
-"""`python -m learner CONFIG... [--name NAME] [--set key=value]...`: the learner, alone or on every rank of torchrun or the deepspeed launcher."""
+"""`python -m learner CONFIG... [--name NAME] [--set key=value]...`: the learner, alone or under torchrun or the deepspeed launcher."""
 
 import os
 import signal

@@ -79,7 +79,8 @@ class Anchors:
         arrived = self._arrived(live.version, 4 * self.rows)
         count = len({found.head.rollout_id for found in arrived}) // self.rows * self.rows
         wanted = set(list(dict.fromkeys(found.head.rollout_id for found in arrived))[:count])
-        return self._anchor([found for found in arrived if found.head.rollout_id in wanted], "resident", live.version, live.weights_digest) != {}
+        chosen = [found for found in arrived if found.head.rollout_id in wanted]
+        return bool(self._anchor(chosen, "resident", live.version, live.weights_digest))
 
     def complete(self, lease: LeaseRows) -> None:
         """Give every span of the lease an anchor. Also scores whatever else has arrived of the live version, as the step is near."""
@@ -97,7 +98,7 @@ class Anchors:
         missing = [head.rollout_id for head in lease.heads for index in range(len(head.spans))
                    if lease.anchors[head.rollout_id, index].source == "missing"]
         if missing and self.refuse:
-            raise RunError(f"{len(missing)} spans have no exact old log-probs, the first in rollout {missing[0]}, and anchor.on_missing = 'refuse'")
+            raise RunError(f"{len(missing)} spans have no old log-probs, the first in rollout {missing[0]}: anchor.on_missing = 'refuse'")
 
     def score_live(self, rows: Sequence[Row]) -> list[np.ndarray]:
         """Log-probs under the live weights, for `prox`; not stored as anchors."""
@@ -138,8 +139,8 @@ class Anchors:
         olds, plans = self._score([to_row(found.head, found.payload) for found in exact])
         return self._put(exact, stale, olds, plans, source, version, weights_digest)
 
-    def _put(self, exact: list[Found], missing: list[Found], olds: list[np.ndarray], plans: list[ScoringPlan], source: AnchorSource, version: int,
-             weights_digest: str) -> dict[SpanKey, Anchor]:
+    def _put(self, exact: list[Found], missing: list[Found], olds: list[np.ndarray], plans: list[ScoringPlan], source: AnchorSource,
+             version: int, weights_digest: str) -> dict[SpanKey, Anchor]:
         heads, values, anchors = [], [], {}
         for found, old, plan in zip(exact, olds, plans, strict=True):
             span = found.head.spans[found.span]
@@ -151,7 +152,8 @@ class Anchors:
             heads.append(AnchorHead(found.head.rollout_id, found.span, version, "missing", "", self.trainer, NO_PLAN, 0))
             anchors[found.head.rollout_id, found.span] = Anchor("missing", np.zeros(0, np.float32))
         if heads:
-            self.session.call(PutAnchors(self.session.epoch, heads) if self.ranks.is_first else None, b"".join(part.tobytes() for part in values))
+            bulk = b"".join(part.tobytes() for part in values)
+            self.session.call(PutAnchors(self.session.epoch, heads) if self.ranks.is_first else None, bulk)
         return anchors
 
     def _score(self, rows: Sequence[Row]) -> tuple[list[np.ndarray], list[ScoringPlan]]:

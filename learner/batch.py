@@ -72,8 +72,8 @@ def read_lease(reply: Leased, bulk: bytes, version_in: int, max_staleness: int) 
     for head in reply.heads:
         oldest, newest = head.spans[0].version, head.spans[-1].version
         if not version_in - max_staleness <= oldest <= newest <= version_in:
-            raise RunError(f"rollout {head.rollout_id} holds tokens of versions {oldest} to {newest}; an update from version {version_in} with "
-                           f"max_staleness {max_staleness} must not train on it")
+            raise RunError(f"rollout {head.rollout_id} holds tokens of versions {oldest} to {newest}: an update from version {version_in} "
+                           f"must not train on it with max_staleness = {max_staleness}")
         if not isinstance(head.verdict, Scored):
             raise RunError(f"rollout {head.rollout_id} was leased without a reward")
     payloads, start = read_payloads(reply.heads, bulk)
@@ -86,8 +86,8 @@ def read_lease(reply: Leased, bulk: bytes, version_in: int, max_staleness: int) 
 
 @dataclass(frozen=True)
 class Table:
-    """Tensors of one lease, on the CPU. `response_RT`: where a response has a token; `mask_RT`: where that token has an anchor, too, so that it
-    can be trained. `old_RT` is NaN outside `mask_RT`; `source_RT` indexes ANCHOR_SOURCES."""
+    """Tensors of one lease, on the CPU. `response_RT`: where a response has a token; `mask_RT`: where that token has an anchor, too, so
+    that it can be trained. `old_RT` is NaN where there is a token without one; `source_RT` indexes ANCHOR_SOURCES."""
 
     prompt_lens_R: Tensor
     response_lens_R: Tensor
@@ -110,7 +110,8 @@ def tabulate(lease: LeaseRows) -> Table:
     counts = [span.end - span.start for _, _, span in spans]
     response_lens = torch.tensor([head.response_len for head in heads])
     response_RT = torch.arange(int(response_lens.max())) < response_lens[:, None]
-    old_N = np.concatenate([a.values if a.source != "missing" else np.full(count, np.nan, F32) for a, count in zip(anchors, counts, strict=True)])
+    old_N = np.concatenate([np.full(count, np.nan, F32) if anchor.source == "missing" else anchor.values
+                            for anchor, count in zip(anchors, counts, strict=True)])
     source_N = np.repeat(np.array([ANCHOR_SOURCES.index(anchor.source) for anchor in anchors], np.uint8), counts)
     version_N = np.repeat(np.array([span.version for _, _, span in spans], np.int64), counts)
     mu_N = np.concatenate([payload.mu for payload in lease.payloads])
@@ -118,8 +119,9 @@ def tabulate(lease: LeaseRows) -> Table:
     return Table(
         prompt_lens_R=torch.tensor([head.prompt_len for head in heads]), response_lens_R=response_lens, response_RT=response_RT,
         mask_RT=response_RT & (source_RT != ANCHOR_SOURCES.index("missing")), mu_RT=to_table(torch.from_numpy(mu_N), response_RT),
-        old_RT=to_table(torch.from_numpy(old_N), response_RT), source_RT=source_RT, version_RT=to_table(torch.from_numpy(version_N), response_RT),
-        group_R=torch.tensor(lease.group_of), reward_R=torch.tensor([head.verdict.reward for head in heads if isinstance(head.verdict, Scored)]),
+        old_RT=to_table(torch.from_numpy(old_N), response_RT), source_RT=source_RT,
+        version_RT=to_table(torch.from_numpy(version_N), response_RT), group_R=torch.tensor(lease.group_of),
+        reward_R=torch.tensor([head.verdict.reward for head in heads if isinstance(head.verdict, Scored)]),
         temperature_R=torch.tensor([head.sampling.temperature for head in heads]))
 
 

@@ -24,7 +24,7 @@ STATE = "state"
 
 
 class Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A checkpoint's manifest. `update`: the newest committed one; `rng`: torch's generator state as hexadecimal; `files`: digest by path."""
+    """A checkpoint's manifest. `update`: the newest committed one; `rng`: torch's generator state, hexadecimal; `files`: digest by path."""
 
     version: int
     update: int | None
@@ -50,7 +50,8 @@ def checkpoint_path(version: int) -> str:
     return f"checkpoints/v{version:06d}"
 
 
-def save(engine: TrainEngine, run_dir: Path, version: int, *, update: int | None, weights_digest: str, ledger_head: str, seed: int) -> Checkpoint | None:
+def save(engine: TrainEngine, run_dir: Path, version: int, *, update: int | None, weights_digest: str, ledger_head: str,
+         seed: int) -> Checkpoint | None:
     """Every rank calls it; rank 0 gets the checkpoint. Complete once it is renamed; an interrupted one leaves only a temporary folder."""
     target = run_dir / checkpoint_path(version)
     staged = target.with_name(f".{target.name}.tmp")

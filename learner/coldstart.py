@@ -1,7 +1,7 @@
 """The demo's beginning: a tiny model, supervised to about .45 on two-digit addition, and its data files.
 
-`python -m learner.coldstart CONFIG...` writes `<out>/{model/, train.jsonl, heldout.jsonl, manifest.json}`; what lies there already, made with
-the same settings, is used again. Nothing else in Leeway knows about it: afterwards the run is like any user's own.
+`python -m learner.coldstart CONFIG...` writes `<out>/{model/, train.jsonl, heldout.jsonl, manifest.json}`; what lies there already, made
+with the same settings, is used again. Nothing else in Leeway knows about it: afterwards the run is like any user's own.
 """
 
 import argparse

@@ -40,7 +40,7 @@ class TrainEngine:
         self.zero_stage, self.base_lr = stage(config), learner.lr
         self.total_steps = learner.updates * learner.steps_per_update
         self.final_ratio = learner.lr_final_ratio
-        optimizer = torch.optim.AdamW(policy.parameters(), lr=learner.lr, betas=learner.betas, weight_decay=learner.weight_decay, foreach=False)
+        optimizer = torch.optim.AdamW(policy.parameters(), lr=learner.lr, betas=learner.betas, weight_decay=learner.weight_decay)
         self.engine, self.optimizer, _, self.scheduler = deepspeed.initialize(
             model=policy, optimizer=optimizer, lr_scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, self.lr_share),
             config=deepspeed_config(config, ranks.world, sum(p.numel() for p in policy.parameters())))
@@ -66,7 +66,7 @@ class TrainEngine:
         self.engine.backward(loss * self.ranks.world)
 
     def step(self) -> tuple[float, float]:
-        """One optimizer step. Returns the gradient's global norm before clipping and the learning rate used. RunError when it is not finite."""
+        """One optimizer step: the gradient's global norm before clipping, and the learning rate used. RunError when it is not finite."""
         lr = self.optimizer.param_groups[0]["lr"]
         norm = self._own_grad_norm()
         self.engine.step()
@@ -93,8 +93,8 @@ class TrainEngine:
 
     @torch.no_grad()
     def full_state(self) -> dict[str, Tensor]:
-        """The live weights on the CPU under their transformers names, tied weights once; views of them where they already lie there. Empty on
-        all ranks but the first."""
+        """The live weights on the CPU under their transformers names, tied weights once; views of them where they already lie there. Empty
+        on all ranks but the first."""
         state = {}
         for name, parameter in self.parameters.items():
             with self._whole([parameter]):
@@ -118,7 +118,7 @@ class TrainEngine:
 
     @contextmanager
     def holding(self, state: dict[str, Tensor]) -> Iterator[None]:
-        """Other weights in the module for a while (rank 0 gives them), then the live ones again, checked by digest. RunError when they differ."""
+        """Other weights (rank 0's) in the module for a while, then the live ones again. RunError when these have another digest."""
         live = {name: tensor.clone() for name, tensor in self.full_state().items()}
         if self.ranks.is_first and (odd := live.keys() ^ state.keys()):
             raise WeightsError(f"stored weights and live model differ in tensor {min(odd)}")

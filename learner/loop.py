@@ -98,7 +98,7 @@ class Learner:
         self.save()
 
     def wait_for_lease(self) -> LeaseRows | None:
-        """The next lease; None when there is none yet, or all is done. Meanwhile score what has arrived, as long as passes can be filled."""
+        """The next lease; None when there is none yet, or all is done. First score what has arrived, if it fills a pass."""
         with self.seconds("anchor"):
             busy = self.anchors.score_arrived()
         with self.seconds("wait"):
@@ -123,7 +123,9 @@ class Learner:
 
     def commit(self, lease: LeaseRows, outcome: Outcome, notice: VersionNotice | None) -> None:
         """Update record, columns and new version, in one transaction of replay's. TryAgainError when its state moved on."""
-        metrics = outcome.metrics if notice is None else outcome.metrics | {"publish_bytes": (self.run_dir / notice.path / FILE).stat().st_size}
+        metrics = dict(outcome.metrics)
+        if notice is not None:
+            metrics["publish_bytes"] = (self.run_dir / notice.path / FILE).stat().st_size
         record = self.record.make(lease, outcome, self.version, self.weights_digest, metrics, self.seconds.take())
         reply, _ = self.call(Commit(self.session.epoch, record, notice), b"".join(data for _, _, data in outcome.columns))
         assert isinstance(reply, Committed)
@@ -132,8 +134,8 @@ class Learner:
         log.info("update %d: version %d, %s", lease.update, self.version,
                  "nothing to learn" if outcome.skipped else f"reward {metrics['reward']:.3f}, loss {metrics['loss']:.4f}")
         if self.skips_in_a_row >= self.config.learner.max_consecutive_skips:
-            raise RunError(f"{self.skips_in_a_row} updates in a row had nothing to learn from: every group's rewards were equal, or every token was "
-                           "masked; look at the rewards of this run")
+            raise RunError(f"{self.skips_in_a_row} updates in a row had nothing to learn from: every group's rewards were equal, or every "
+                           "token was masked; look at the rewards of this run")
 
     def save(self) -> None:
         """A checkpoint at the last commit, unless there is one."""

@@ -16,7 +16,7 @@ from wire.errors import ConfigError
 
 
 def set_determinism(seed: int, device: str) -> None:
-    """Seeds, deterministic kernels, and one thread unless OMP_NUM_THREADS says more: two threads on contended cores are several times slower."""
+    """Seeds, deterministic kernels, and on a CPU one thread unless OMP_NUM_THREADS says more: two on contended cores are much slower."""
     if device == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -30,7 +30,7 @@ def set_determinism(seed: int, device: str) -> None:
 def load_policy(path: str, dtype: str, attention: str) -> PolicyModel:
     """The model in eval mode (no dropout: every forward of the same weights is the same function). Raises ConfigError."""
     if not (Path(path) / "config.json").is_file():
-        raise ConfigError(f"model.path = {path!r} is not a model folder (no config.json); for the demo model run: python -m learner.coldstart CONFIG")
+        raise ConfigError(f"model.path = {path!r} has no config.json; the demo's is made by: python -m learner.coldstart CONFIG")
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), attn_implementation=attention)
     except (OSError, ValueError, KeyError) as error:
@@ -58,15 +58,16 @@ def check_head(policy: PolicyModel, path: str) -> None:
 
 
 def trainer_fingerprint(config: Config) -> str:
-    """What the trainer's log-probs depend on besides weights and plan: same fingerprint, plan and weights means the same bits. JSON."""
+    """JSON of what the trainer's log-probs depend on besides weights and plan: where all three agree, so does every bit."""
     device = config.learner.device
     if device == "cuda":
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         hardware = {"name": properties.name, "capability": f"{properties.major}.{properties.minor}"}
     else:
         hardware = {"name": _processor(), "capability": torch.backends.cpu.get_cpu_capability()}
-    return json.dumps({"torch": torch.__version__, "transformers": transformers.__version__, "dtype": config.model.dtype,
-                       "attention": config.model.attention, "device": device, **hardware, "threads": torch.get_num_threads()}, sort_keys=True)
+    facts = {"torch": torch.__version__, "transformers": transformers.__version__, "dtype": config.model.dtype,
+             "attention": config.model.attention, "device": device, "threads": torch.get_num_threads()}
+    return json.dumps(facts | hardware, sort_keys=True)
 
 
 def _processor() -> str:

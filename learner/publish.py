@@ -22,8 +22,7 @@ class Publisher:
 
     def __init__(self, engine: TrainEngine, run_dir: Path, model_path: Path, tokens: int, seed: int) -> None:
         self.engine, self.run_dir = engine, run_dir
-        self.companions = {path.name: path.read_bytes() for path in sorted(model_path.iterdir())
-                           if path.suffix in COPIED and path.name not in (MANIFEST, "config.json") and not path.name.endswith(".index.json")}
+        self.companions = {path.name: path.read_bytes() for path in sorted(model_path.iterdir()) if is_companion(path)}
         self.companions["config.json"] = engine.policy.model.config.to_json_string().encode()
         generator = torch.Generator().manual_seed(seed)
         length = min(PROBE_TOKENS, engine.policy.model.config.max_position_embeddings)
@@ -52,8 +51,13 @@ class Publisher:
         return Probe(self.probe_ids[0].tolist(), values.tolist())
 
 
+def is_companion(path: Path) -> bool:
+    """A tokenizer's file, a chat template, generation defaults; not the weights' index, and not what we write ourselves."""
+    return path.suffix in COPIED and path.name not in (MANIFEST, "config.json") and not path.name.endswith(".index.json")
+
+
 def read_version(run_dir: Path, version: int) -> tuple[str, dict[str, Tensor]] | None:
-    """Weights digest and tensors of a stored version, every digest checked; None when it is gone. Raises WeightsError when it is damaged."""
+    """Weights digest and tensors of a stored version, digests checked; None when it is gone. Raises WeightsError when it is damaged."""
     folder = run_dir / version_path(version)
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)

@@ -60,7 +60,7 @@ class Ranks:
 
 
 def join(config: Config) -> Ranks:
-    """Join the process group that torchrun or the deepspeed launcher describes in the environment, or be the only rank. Raises ConfigError."""
+    """Join the process group that torchrun or the deepspeed launcher put into the environment, or be the only rank. Raises ConfigError."""
     device = config.learner.device
     if device == "cuda":
         if not torch.cuda.is_available():

@@ -30,7 +30,8 @@ class RecordMaker:
         self.engine = engine
         self.fixed: dict[str, Any] = {
             "seed": config.run.seed, "world": engine.ranks.world, "zero_stage": engine.zero_stage, "threads": torch.get_num_threads(),
-            "trainer": trainer_fingerprint(config), "config_digest": digest_json(config.model_dump(mode="json")), "source_digest": source_digest()}
+            "trainer": trainer_fingerprint(config), "config_digest": digest_json(config.model_dump(mode="json")),
+            "source_digest": source_digest()}
         self.prox_source = "version_in"
 
     def make(self, lease: LeaseRows, outcome: Outcome, version_out: int, weights_digest: str, metrics: dict[str, Any],

@@ -24,7 +24,7 @@ class Wanted(NamedTuple):
 
 
 class Rescored(NamedTuple):
-    """`logprobs[i]`: float32, of every response token of row i; None where the version is not retained. `trainer`: this machine's fingerprint."""
+    """`logprobs[i]`: float32, of every response token of row i; None where its version is not retained. `trainer`: our fingerprint."""
 
     logprobs: list[np.ndarray | None]
     trainer: str

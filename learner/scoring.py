@@ -50,7 +50,8 @@ def plan_passes(lengths: Sequence[int], score_rows: int, bucket: int) -> list[Pa
 
 def plans_of(passes: Sequence[Pass]) -> dict[int, ScoringPlan]:
     """Where each row stands."""
-    return {member: ScoringPlan(len(p.members), p.width, place) for p in passes for place, member in enumerate(p.members) if member is not None}
+    return {member: ScoringPlan(len(one.members), one.width, place)
+            for one in passes for place, member in enumerate(one.members) if member is not None}
 
 
 def run_pass(forward: Forward, one: Pass, rows: Sequence[Row], device: str) -> dict[int, np.ndarray]:
@@ -77,6 +78,7 @@ def passes_of(plans: Sequence[ScoringPlan]) -> list[Pass]:
         same_shape = open_passes.setdefault((plan.rows, plan.width), [])
         target = next((members for members in same_shape if members[plan.row] is None), None)
         if target is None:
-            same_shape.append(target := [None] * plan.rows)
+            target = [None] * plan.rows
+            same_shape.append(target)
         target[plan.row] = index
     return [Pass(width, tuple(members)) for (_, width), group in open_passes.items() for members in group]

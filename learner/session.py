@@ -53,7 +53,8 @@ class Session:
         return reply, data
 
     def _ask(self, request: Request | None, bulk: bytes) -> tuple[Reply, bytes]:
-        assert self.client is not None and request is not None
+        assert self.client is not None
+        assert request is not None
         while True:
             try:
                 return self.client.call(request, bulk, timeout_s=PATIENCE_S + getattr(request, "wait_s", 0.0))

@@ -28,4 +28,4 @@ class DeclareTorchvisionOps:
 
 def install() -> None:
     if not any(isinstance(finder, DeclareTorchvisionOps) for finder in sys.meta_path):
-        sys.meta_path.insert(0, DeclareTorchvisionOps())  # type: ignore[arg-type]
+        sys.meta_path.insert(0, DeclareTorchvisionOps())

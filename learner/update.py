@@ -81,8 +81,7 @@ def run_update(engine: TrainEngine, ranks: Ranks, config: Config, lease: LeaseRo
     prox_RT = ready.prox_RT if ready.prox_RT is not None else prox_from(ready.table, cur_RT, lease.version_in)
     metrics = measure(ready.table, prox_RT, cur_RT, ready.advantage_R, ready.correction, config.recipe, lease.version_in)
     taken = [step for step in steps if step["stepped"]]
-    metrics |= {"loss": float(np.mean([step["loss"] for step in taken])), "grad_norm": float(np.mean([step["grad_norm"] for step in taken])),
-                "lr": taken[-1]["lr"]}
+    metrics |= {key: float(np.mean([step[key] for step in taken])) for key in ("loss", "grad_norm", "lr")}
     return Outcome(False, steps, make_columns(ready, prox_RT, cur_RT), metrics)
 
 
@@ -167,8 +166,9 @@ def micro_loss(config: Config, ready: Prepared, rows: list[int], cur: Tensor, co
         base_RT = base[rows].to(device)
     loss_RT = token_losses(cur, base_RT, ready.advantage_R[rows].to(device), table.mask_RT[rows].to(device), objective=recipe.objective,
                            **hyper_parameters(recipe))
-    return aggregate(loss_RT * ready.correction.weight_RT[rows].to(device), ready.correction.keep_RT[rows].to(device), mode=recipe.aggregation,
-                     constant=recipe.constant, count_mask_RT=count_RT[rows].to(device), denominator=denominator)
+    weight_RT, keep_RT = ready.correction.weight_RT[rows].to(device), ready.correction.keep_RT[rows].to(device)
+    return aggregate(loss_RT * weight_RT, keep_RT, mode=recipe.aggregation, constant=recipe.constant,
+                     count_mask_RT=count_RT[rows].to(device), denominator=denominator)
 
 
 def make_columns(ready: Prepared, prox_RT: Tensor, cur_RT: Tensor) -> list[tuple[str, str, bytes]]:

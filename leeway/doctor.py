@@ -158,7 +158,7 @@ def _engine(*, cpu: bool) -> Iterator[Finding]:
     if cpu:
         needed = importlib.util.find_spec("sgl_kernel") is None
         yield Finding("ok", "stand-ins", f"{'needed for' if needed else 'not needed: there is a real'} sgl_kernel; in {stand_ins}")
-        environment = {"PYTHONPATH": str(stand_ins), "SGLANG_USE_CPU_ENGINE": "1"}
+        environment = {"PYTHONPATH": f"{stand_ins}{os.pathsep}{Path(sys.prefix) / 'engine-only'}", "SGLANG_USE_CPU_ENGINE": "1"}
     yield _imports("engine", "import sglang.srt.server_args, sglang.srt.entrypoints.http_server", environment)
 
 

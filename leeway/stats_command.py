@@ -7,7 +7,8 @@ from typing import Any
 from leeway.charts import number
 from leeway.tools import one_line, tool_parser
 from replay.books import books, imbalance
-from replay.reader import ActorRow, EvalRow, RunReader
+from replay.reader import RunReader
+from replay.rows import ActorRow, EvalRow
 from replay.summary import TRAINED_SPANS, TRAINED_TWICE
 
 
@@ -18,8 +19,9 @@ def stats(run_dir: Path) -> dict[str, Any]:
         found = books(run.db)
         stepped, skipped, lost = run.sql("""SELECT coalesce(sum(state = 'committed' AND NOT skipped), 0),
             coalesce(sum(state = 'committed' AND skipped), 0), coalesce(sum(state = 'lost'), 0) FROM updates""")[0]
-        count, newest, kept, orphaned = run.sql("SELECT count(*), max(version), coalesce(sum(retained), 0), coalesce(sum(state = 'orphaned'), 0) "
-                                                "FROM versions")[0]
+        count, newest, kept, orphaned = run.sql(
+            "SELECT count(*), max(version), coalesce(sum(retained), 0), coalesce(sum(state = 'orphaned'), 0) FROM versions"
+        )[0]
         ages = dict(run.sql(f"SELECT age, sum(tokens) FROM ({TRAINED_SPANS}) GROUP BY age ORDER BY age"))
         tokens = sum(ages.values())
         return {
@@ -31,13 +33,21 @@ def stats(run_dir: Path) -> dict[str, Any]:
             "counters": run.counters(),
             "quarantined": run.one("SELECT count(*) FROM quarantine"),
             "versions": {"committed": count, "newest": newest, "retained": kept, "orphaned": orphaned},
-            "staleness": {"budget": config.replay.max_staleness, "mean": sum(age * n for age, n in ages.items()) / tokens if tokens else None,
-                          "max": max(ages, default=None), "tokens": {str(age): n for age, n in ages.items()}},
+            "staleness": {
+                "budget": config.replay.max_staleness,
+                "mean": sum(age * n for age, n in ages.items()) / tokens if tokens else None,
+                "max": max(ages, default=None),
+                "tokens": {str(age): n for age, n in ages.items()},
+            },
             "sources": dict(run.sql(f"SELECT source, sum(tokens) FROM ({TRAINED_SPANS}) GROUP BY source ORDER BY source")),
-            "unscored_spans": run.one("SELECT count(*) FROM spans JOIN rollouts USING (rollout_id) "
-                                      "WHERE source IS NULL AND state IN ('buffered', 'leased')"),
+            "unscored_spans": run.one(
+                "SELECT count(*) FROM spans JOIN rollouts USING (rollout_id) WHERE source IS NULL AND state IN ('buffered', 'leased')"
+            ),
             "evals": [row._asdict() for row in run.read(EvalRow)],
-            "actors": [{**row._asdict(), "rollouts": run.one("SELECT count(*) FROM rollouts WHERE actor = ?", row.name)} for row in run.read(ActorRow)],
+            "actors": [
+                {**row._asdict(), "rollouts": run.one("SELECT count(*) FROM rollouts WHERE actor = ?", row.name)}
+                for row in run.read(ActorRow)
+            ],
             "ledger": {"rows": run.one("SELECT count(*) FROM ledger"), "head": run.ledger_head()},
         }
 
@@ -45,8 +55,11 @@ def stats(run_dir: Path) -> dict[str, Any]:
 def text(name: str, values: dict[str, Any]) -> str:
     """The same for people: one line per subject."""
     updates, held, versions, staleness = values["updates"], values["rollouts"], values["versions"], values["staleness"]
-    terms = {"trained": held["trained"], **{f"dropped({reason})": n for reason, n in held["dropped"].items()},
-             **{state: held[state] for state in ("expired", "lost", "buffered", "leased")}}
+    terms = {
+        "trained": held["trained"],
+        **{f"dropped({reason})": n for reason, n in held["dropped"].items()},
+        **{state: held[state] for state in ("expired", "lost", "buffered", "leased")},
+    }
     verdict = "balanced" if not values["unaccounted"] else f"NOT BALANCED: {values['unaccounted']} unaccounted for"
     beside = {**values["counters"], "quarantined": values["quarantined"], "trained_twice": values["trained_twice"]}
     lines = [
@@ -55,14 +68,33 @@ def text(name: str, values: dict[str, Any]) -> str:
         ("books", f"produced {held['produced']} = " + " + ".join(f"{term} {n}" for term, n in terms.items()) + f"  [{verdict}]"),
         ("beside", ", ".join(f"{key} {number(value)}" for key, value in sorted(beside.items()))),
         ("groups", _pairs(values["groups"])),
-        ("versions", f"{versions['committed']} committed, newest v{versions['newest']}, {versions['retained']} retained, {versions['orphaned']} orphaned"),
-        ("staleness", f"budget {staleness['budget']}, trained mean {number(staleness['mean'])}, oldest {number(staleness['max'])}; "
-                      f"tokens by age: {_pairs(staleness['tokens'])}"),
+        (
+            "versions",
+            f"{versions['committed']} committed, newest v{versions['newest']}, "
+            f"{versions['retained']} retained, {versions['orphaned']} orphaned",
+        ),
+        (
+            "staleness",
+            f"budget {staleness['budget']}, trained mean {number(staleness['mean'])}, oldest {number(staleness['max'])}; "
+            f"tokens by age: {_pairs(staleness['tokens'])}",
+        ),
         ("sources", f"{_pairs(values['sources'])}; {values['unscored_spans']} spans wait for an anchor"),
-        *(("eval", f"after {row['updates']} updates, version {row['version']}, {row['state']}: sampled {number(row['sampled'])}, "
-                   f"greedy {number(row['greedy'])}") for row in values["evals"]),
-        *(("actor", f"{row['name']}: epoch {row['epoch']}, version {row['confirmed']}, {row['rollouts']} rollouts, "
-                    f"probe mean {number(row['probe_mean'])} max {number(row['probe_max'])}") for row in values["actors"]),
+        *(
+            (
+                "eval",
+                f"after {row['updates']} updates, version {row['version']}, {row['state']}: sampled {number(row['sampled'])}, "
+                f"greedy {number(row['greedy'])}",
+            )
+            for row in values["evals"]
+        ),
+        *(
+            (
+                "actor",
+                f"{row['name']}: epoch {row['epoch']}, version {row['confirmed']}, {row['rollouts']} rollouts, "
+                f"probe mean {number(row['probe_mean'])} max {number(row['probe_max'])}",
+            )
+            for row in values["actors"]
+        ),
         ("ledger", f"{values['ledger']['rows']} rows, head {str(values['ledger']['head'])[:16]}"),
     ]
     return "\n".join(f"{label:10} {line}" for label, line in lines)

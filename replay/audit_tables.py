@@ -7,7 +7,8 @@ import msgspec
 from replay.audit_ledger import Story
 from replay.audit_rollouts import Finding
 from replay.books import books, imbalance
-from replay.reader import ColumnRow, EvalRow, GroupRow, RolloutRow, RunReader, SpanRow, UpdateRow, VersionRow
+from replay.reader import RunReader
+from replay.rows import ColumnRow, EvalRow, GroupRow, RolloutRow, SpanRow, UpdateRow, VersionRow
 from wire.digest import digest
 
 FINAL = ("trained", "dropped", "expired", "lost")
@@ -28,31 +29,47 @@ def check_groups(run: RunReader, story: Story) -> Iterator[Finding]:
 
 def check_books(run: RunReader, story: Story) -> Iterator[Finding]:
     """Every rollout acknowledged has its row, every row was acknowledged, and the states add up."""
-    stored = {rollout for rollout, in run.sql("SELECT rollout_id FROM rollouts")}
+    stored = {rollout for (rollout,) in run.sql("SELECT rollout_id FROM rollouts")}
     if missing := sorted(story.payloads.keys() - stored):
-        yield Finding("books", missing[:20], f"{len(missing)} rollouts were stored according to the ledger and have no row: "
-                                             f"produced {len(story.payloads)}, found {len(stored)}")
+        yield Finding(
+            "books",
+            missing[:20],
+            f"{len(missing)} rollouts were stored according to the ledger and have no row: "
+            f"produced {len(story.payloads)}, found {len(stored)}",
+        )
     if extra := sorted(stored - story.payloads.keys()):
-        yield Finding("books", extra[:20], f"{len(extra)} rollouts have a row and no ledger row: produced {len(story.payloads)}, found {len(stored)}")
+        yield Finding(
+            "books", extra[:20], f"{len(extra)} rollouts have a row and no ledger row: produced {len(story.payloads)}, found {len(stored)}"
+        )
     found = books(run.db)
     if gap := imbalance(found):
-        names = run.sql("SELECT rollout_id, state FROM rollouts WHERE state NOT IN ('trained', 'dropped', 'expired', 'lost', 'buffered', 'leased')")
-        yield Finding("books", [rollout for rollout, _ in names[:20]], f"the books do not balance: {gap} of {found['produced']} rollouts are in no "
-                                                                       f"known state ({', '.join(sorted({repr(state) for _, state in names}))})")
+        names = run.sql(
+            "SELECT rollout_id, state FROM rollouts WHERE state NOT IN ('trained', 'dropped', 'expired', 'lost', 'buffered', 'leased')"
+        )
+        yield Finding(
+            "books",
+            [rollout for rollout, _ in names[:20]],
+            f"the books do not balance: {gap} of {found['produced']} rollouts are in no "
+            f"known state ({', '.join(sorted({repr(state) for _, state in names}))})",
+        )
 
 
 def check_rollout_row(story: Story, row: RolloutRow) -> Iterator[Finding]:
     """One row against the ledger: digests, and the state that follows from its group's."""
     ids = [row.rollout_id]
-    if (told := story.payloads.get(row.rollout_id, row.payload_digest)) != row.payload_digest:
-        yield Finding("payload", ids, f"the row's payload digest is {row.payload_digest[:16]}, the ledger acknowledged {told[:16]}")
+    if (acknowledged := story.payloads.get(row.rollout_id, row.payload_digest)) != row.payload_digest:
+        yield Finding("payload", ids, f"the row's payload digest is {row.payload_digest[:16]}, the ledger acknowledged {acknowledged[:16]}")
     if (told := story.heads.get(row.rollout_id)) is not None and (found := digest(row.head.encode())) != told:
         yield Finding("head", ids, f"the head (spans, verdict, times) was changed: the ledger acknowledged {told[:16]}, found {found[:16]}")
     expected, found_state = _expected_state(story, row), (row.state, row.reason)
     if expected is not None and expected != found_state:
         group = story.groups[row.group_id]
-        yield Finding("state", ids, f"its group {row.group_id} is {_show(*group)} in the ledger, so it should be {_show(*expected)}; "
-                                    f"the row says {_show(*found_state)}")
+        yield Finding(
+            "state",
+            ids,
+            f"its group {row.group_id} is {_show(*group)} in the ledger, so it should be {_show(*expected)}; "
+            f"the row says {_show(*found_state)}",
+        )
 
 
 def _expected_state(story: Story, row: RolloutRow) -> tuple[str, str | None] | None:
@@ -85,10 +102,12 @@ def check_anchors(run: RunReader, story: Story) -> Iterator[Finding]:
         if (row.rollout_id, row.span) not in unseen:
             yield Finding("anchor", ids, f"span {row.span} has an anchor of source {row.source} that no ledger row speaks of")
         elif (told := unseen.pop((row.rollout_id, row.span))) != row.old_digest:
-            yield Finding("anchor", ids, f"span {row.span}: old has digest {str(row.old_digest)[:16]}, the ledger recorded {str(told)[:16]}")
+            yield Finding(
+                "anchor", ids, f"span {row.span}: old has digest {str(row.old_digest)[:16]}, the ledger recorded {str(told)[:16]}"
+            )
     for rollout, span in sorted(unseen)[:20]:
         yield Finding("anchor", [rollout], f"span {span} was anchored according to the ledger; no such anchor is stored")
-    for rollout, in run.sql("SELECT DISTINCT rollout_id FROM spans WHERE rollout_id NOT IN (SELECT rollout_id FROM rollouts)"):
+    for (rollout,) in run.sql("SELECT DISTINCT rollout_id FROM spans WHERE rollout_id NOT IN (SELECT rollout_id FROM rollouts)"):
         yield Finding("spans", [rollout], "spans of a rollout that has no row")
 
 
@@ -105,7 +124,11 @@ def check_commits(run: RunReader, story: Story) -> Iterator[Finding]:
         columns = {column.name: column.digest for column in run.read(ColumnRow, "update_id = ?", row.update_id)}
         for name in sorted({*columns, *body["columns"]}):
             if columns.get(name) != body["columns"].get(name):
-                yield Finding("column", [*ids, name], f"digest {str(columns.get(name))[:16]}, the ledger committed {str(body['columns'].get(name))[:16]}")
+                yield Finding(
+                    "column",
+                    [*ids, name],
+                    f"digest {str(columns.get(name))[:16]}, the ledger committed {str(body['columns'].get(name))[:16]}",
+                )
         if (told := "lost" if row.update_id in story.lost_updates else "committed") != row.state:
             yield Finding("state", ids, f"the ledger left it {told}, the row says {row.state}")
     for update in sorted(unseen)[:20]:
@@ -136,16 +159,31 @@ def check_retention(run: RunReader, story: Story, notes: list[str]) -> Iterator[
     gone = run.sql("SELECT rollout_id, newest_version, g.update_id FROM rollouts r JOIN groups g USING (group_id) WHERE payload IS NULL")
     wrong = [rollout for rollout, newest, by in gone if newest >= version or (by or -1) > update]
     if wrong:
-        yield Finding("retention", wrong[:20], f"{len(wrong)} payloads are gone although no retention covers them (it reached version {version})")
-    columns = sorted({u for u, in run.sql("SELECT update_id FROM update_columns WHERE data IS NULL")})
+        yield Finding(
+            "retention", wrong[:20], f"{len(wrong)} payloads are gone although no retention covers them (it reached version {version})"
+        )
+    columns = sorted({u for (u,) in run.sql("SELECT update_id FROM update_columns WHERE data IS NULL")})
     if wrong_columns := [u for u in columns if u > update]:
-        yield Finding("retention", [f"update {u}" for u in wrong_columns[:20]], f"columns are gone although no retention covers them (it reached update {update})")
-    olds = run.sql("SELECT DISTINCT rollout_id FROM spans s JOIN rollouts r USING (rollout_id) "
-                   "WHERE s.source IS NOT NULL AND s.source != 'missing' AND s.old IS NULL AND r.payload IS NOT NULL")
+        yield Finding(
+            "retention",
+            [f"update {u}" for u in wrong_columns[:20]],
+            f"columns are gone although no retention covers them (it reached update {update})",
+        )
+    olds = run.sql(
+        "SELECT DISTINCT rollout_id FROM spans s JOIN rollouts r USING (rollout_id) "
+        "WHERE s.source IS NOT NULL AND s.source != 'missing' AND s.old IS NULL AND r.payload IS NOT NULL"
+    )
     if olds:
-        yield Finding("retention", [rollout for rollout, in olds[:20]], f"{len(olds)} rollouts have lost old log-probs, and retention did not remove them")
+        yield Finding(
+            "retention",
+            [rollout for (rollout,) in olds[:20]],
+            f"{len(olds)} rollouts have lost old log-probs, and retention did not remove them",
+        )
     if gone:
-        notes.append(f"not retained: the tokens and log-probs of {len(gone)} rollouts and the columns of {len(columns)} updates (before version {version})")
+        notes.append(
+            f"not retained: the tokens and log-probs of {len(gone)} rollouts "
+            f"and the columns of {len(columns)} updates (before version {version})"
+        )
 
 
 def check_evals(run: RunReader) -> Iterator[Finding]:

@@ -1,20 +1,21 @@
 """Audit of committed updates: the record, its columns against the stored anchors, the budget, and that nothing was trained twice."""
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from configs.schema import Config
 from replay.audit_rollouts import EXACT, Finding
-from replay.reader import ColumnRow, RolloutRow, RunReader, SpanRow, UpdateRow
+from replay.reader import RunReader
+from replay.rows import ColumnRow, RolloutRow, SpanRow, UpdateRow
 from wire.digest import digest
 from wire.messages import UpdateRecord
 from wire.record import F32
 
-COLUMN_TYPES = {"f4": F32, "u1": np.dtype("u1")}
+COLUMN_TYPES: dict[str, np.dtype[Any]] = {"f4": F32, "u1": np.dtype("u1")}
 
 
 def check_updates(run: RunReader, config: Config, budgets: list[tuple[int, int]]) -> Iterator[Finding]:
@@ -48,38 +49,49 @@ def check_updates(run: RunReader, config: Config, budgets: list[tuple[int, int]]
     claimed = run.read(RolloutRow, "state = 'trained'")
     for rollout in claimed:
         if rollout.update_id not in trained_by.get(rollout.rollout_id, []):
-            yield Finding("trained", [rollout.rollout_id], f"marked as trained by update {rollout.update_id}, "
-                                                           f"whose committed record does not name it")
+            yield Finding(
+                "trained", [rollout.rollout_id], f"marked as trained by update {rollout.update_id}, whose committed record does not name it"
+            )
 
 
 def _record(run: RunReader, row: UpdateRow, record: UpdateRecord) -> Iterator[Finding]:
     ids = [f"update {row.update_id}"]
-    for name, stored, said in (("update", row.update_id, record.update), ("version_in", row.version_in, record.version_in),
-                               ("version_out", row.version_out, record.version_out), ("skipped", bool(row.skipped), record.skipped)):
+    for name, stored, said in (
+        ("update", row.update_id, record.update),
+        ("version_in", row.version_in, record.version_in),
+        ("version_out", row.version_out, record.version_out),
+        ("skipped", bool(row.skipped), record.skipped),
+    ):
         if stored != said:
             yield Finding("record", ids, f"{name}: the row says {stored}, the record says {said}")
     if record.skipped != (record.version_out == record.version_in):
-        yield Finding("record", ids, f"{'skipped' if record.skipped else 'not skipped'}, and yet version {record.version_in} became {record.version_out}")
+        yield Finding(
+            "record",
+            ids,
+            f"{'skipped' if record.skipped else 'not skipped'}, and yet version {record.version_in} became {record.version_out}",
+        )
     if record.skipped:
         return
     out = run.sql("SELECT update_id, weights_digest FROM versions WHERE version = ?", record.version_out)
     if out != [(row.update_id, record.weights_digest_out)]:
-        yield Finding("version", [*ids, f"v{record.version_out}"],
-                      f"the record says that it made weights {record.weights_digest_out[:16]}; the version's row says {out or 'nothing'}")
+        yield Finding(
+            "version",
+            [*ids, f"v{record.version_out}"],
+            f"the record says that it made weights {record.weights_digest_out[:16]}; the version's row says {out or 'nothing'}",
+        )
 
 
 def _trained(run: RunReader, config: Config, row: UpdateRow, record: UpdateRecord, budget: int) -> Iterator[Finding]:
     """One stepped update: its rollouts, tokens and columns."""
     columns: dict[str, np.ndarray] = {}
-    for finding in _columns(run, row, record, columns):
-        yield finding
+    yield from _columns(run, row, record, columns)
     at = 0
     for rollout_id, length in zip(record.rollout_ids, record.response_lens, strict=False):
         rollout = next(run.read(RolloutRow, "rollout_id = ?", rollout_id), None)
         if rollout is None:
             yield Finding("record", [f"update {row.update_id}", rollout_id], "trained a rollout that is not in the store")
         else:
-            yield from _rollout(run, config, row, rollout, length, budget, {name: data[at:at + length] for name, data in columns.items()})
+            yield from _rollout(run, config, row, rollout, length, budget, {name: data[at : at + length] for name, data in columns.items()})
         at += length
 
 
@@ -100,19 +112,26 @@ def _columns(run: RunReader, row: UpdateRow, record: UpdateRecord, into: dict[st
             into[name] = np.frombuffer(column.data, COLUMN_TYPES[kind])
 
 
-def _rollout(run: RunReader, config: Config, row: UpdateRow, rollout: RolloutRow, length: int, budget: int,
-             columns: dict[str, np.ndarray]) -> Iterator[Finding]:
+def _rollout(
+    run: RunReader, config: Config, row: UpdateRow, rollout: RolloutRow, length: int, budget: int, columns: dict[str, np.ndarray]
+) -> Iterator[Finding]:
     ids = [rollout.rollout_id, f"update {row.update_id}"]
     if length != rollout.response_len:
         yield Finding("record", ids, f"the record counts {length} tokens, the rollout has {rollout.response_len}")
         return
     if (rollout.state, rollout.update_id) != ("trained", row.update_id):
-        yield Finding("state", ids, f"the record says trained by update {row.update_id}, the row says {rollout.state} by update {rollout.update_id}")
+        yield Finding(
+            "state", ids, f"the record says trained by update {row.update_id}, the row says {rollout.state} by update {rollout.update_id}"
+        )
     if not 0 <= (age := row.version_in - rollout.oldest_version) <= budget:
-        yield Finding("budget", ids, f"its oldest token is of version {rollout.oldest_version}, the update began from {row.version_in}: "
-                                     f"{age} versions, the budget is {budget}")
+        yield Finding(
+            "budget",
+            ids,
+            f"its oldest token is of version {rollout.oldest_version}, the update began from {row.version_in}: "
+            f"{age} versions, the budget is {budget}",
+        )
     for span in run.read(SpanRow, "rollout_id = ?", rollout.rollout_id):
-        part = {name: data[span.start:span.end] for name, data in columns.items()}
+        part = {name: data[span.start : span.end] for name, data in columns.items()}
         yield from _span(config, ids, row, span, budget, part)
 
 
@@ -124,12 +143,18 @@ def _span(config: Config, ids: list[str], row: UpdateRow, span: SpanRow, budget:
         yield Finding("anchor", ids, f"{where} was trained without an anchor")
         return
     if span.source not in EXACT and (span.source != "missing" or config.anchor.on_missing != "mask"):
-        yield Finding("source", ids, f"{where} has source {span.source}, which anchor.on_missing = {config.anchor.on_missing!r} does not allow")
+        yield Finding(
+            "source", ids, f"{where} has source {span.source}, which anchor.on_missing = {config.anchor.on_missing!r} does not allow"
+        )
     if "keep" in part and span.source == "missing" and part["keep"].any():
         yield Finding("source", ids, f"{where} has no anchor, and yet {int((part['keep'] != 0).sum())} of its tokens were kept")
     if "old" in part and span.old is not None and part["old"].tobytes() != span.old:
-        at = np.flatnonzero(part["old"] != np.frombuffer(span.old, F32)[:len(part["old"])])
-        first = f": token {span.start + int(at[0])} was stored {np.frombuffer(span.old, F32)[at[0]]}, trained {part['old'][at[0]]}" if len(at) else ""
+        at = np.flatnonzero(part["old"] != np.frombuffer(span.old, F32)[: len(part["old"])])
+        first = (
+            f": token {span.start + int(at[0])} was stored {np.frombuffer(span.old, F32)[at[0]]}, trained {part['old'][at[0]]}"
+            if len(at)
+            else ""
+        )
         yield Finding("old", ids, f"{where}: the old log-probs that were trained on are not the stored anchor{first}")
     if {"keep", "weight"} <= part.keys():
         yield from _weights(ids, where, part["keep"], part["weight"])

@@ -30,6 +30,7 @@ class _Pending:
         self.name = type(request).__name__
         self.allowed_s = getattr(request, "wait_s", 0.0) + patience_s
         self.sent_at: float | None = None
+        self.retry_at = 0.0
         self.complain_at = time.monotonic() + getattr(request, "wait_s", 0.0) + FIRST_COMPLAINT_S
 
     def push(self, dealer: Dealer, endpoint: str) -> None:
@@ -37,11 +38,15 @@ class _Pending:
         now = time.monotonic()
         if self.sent_at is not None and now - self.sent_at > self.allowed_s:
             self.sent_at = None
-        if self.sent_at is None and dealer.send(self.frames):
+        if self.sent_at is None and now >= self.retry_at and dealer.send(self.frames):
             self.sent_at = now
         if now >= self.complain_at:
             log.warning("waiting for replay at %s: %s", endpoint, f"no reply to {self.name} yet" if self.sent_at else "no connection")
             self.complain_at = now + COMPLAIN_EVERY_S
+
+    def lost(self) -> None:
+        """Its connection was lost. For a moment ZeroMQ still takes messages for the peer that is gone."""
+        self.sent_at, self.retry_at = None, time.monotonic() + RETRY_S
 
 
 def _opened(reply: Reply, bulk: bytes) -> tuple[Reply, bytes]:
@@ -77,7 +82,7 @@ class BlockingClient:
             pending.push(self._dealer, self.endpoint)
             self._dealer.wait(RETRY_S if pending.sent_at is None else 1.0 if end is None else max(0.0, min(1.0, end - time.monotonic())))
             if self._dealer.dropped():
-                pending.sent_at = None
+                pending.lost()
             while (frames := self._dealer.receive()) is not None:
                 seq, reply, data = decode(frames)
                 if seq == self._seq:
@@ -125,7 +130,7 @@ class AsyncClient:
             await self._dealer.wait_async(RETRY_S if unsent else 0.5)
             if self._dealer.dropped():
                 for pending, _ in self._pending.values():
-                    pending.sent_at = None
+                    pending.lost()
             while (frames := self._dealer.receive()) is not None:
                 self._take(frames)
             for pending, _ in list(self._pending.values()):

@@ -230,7 +230,8 @@ class Core:
             log.warning("%d orders outlived their lease of %g s and were settled with what they had", len(transitions), lease_s)
             self.apply("groups", transitions, why="order_lease_ended")
         for current in self.evals:
-            if back := current.expire(self.now, lease_s):
+            holder = self.sessions.find("actor", current.actor or "")
+            if back := current.expire(self.now, lease_s, holder.last_seen if holder else self.now):
                 log.warning("%d orders of evaluation %d go to another actor", len(back), current.eval_id)
 
     def idle_share(self, session: Session, elapsed_s: float) -> float:

@@ -14,10 +14,13 @@ from wire.manifest import fsync
 SCHEMA = 1
 SECONDS = ("total", "anchor", "update", "publish", "wait", "other")
 
-TRAINED_SPANS = """SELECT u.version_in - s.version AS age, s."end" - s.start AS tokens, s.source
+TRAINED_SPANS = """SELECT update_id, u.version_in - s.version AS age, s."end" - s.start AS tokens, s.source
     FROM rollouts r JOIN updates u USING (update_id) JOIN spans s USING (rollout_id)
     WHERE r.state = 'trained' AND s.source IS NOT NULL AND s.source != 'missing'"""
 """A trained token is a token of a trained rollout that has an anchor, before corrector masks."""
+
+REPORTED_SECONDS = """SELECT json_extract(record, '$.seconds') FROM updates
+    UNION ALL SELECT json_extract(body, '$.seconds') FROM ledger WHERE kind = 'finished'"""
 
 ENGINE_BUSY = """SELECT sum(json_extract(head, '$.engine_seconds')) FROM
     (SELECT head FROM rollouts UNION ALL SELECT head FROM eval_rollouts)"""
@@ -27,11 +30,15 @@ TRAINED_TWICE = """SELECT count(*) FROM (SELECT 1 FROM updates, json_each(record
 
 
 def summary(run_dir: Path, status: str) -> dict[str, Any]:
-    """The fields of `summary.json`. `status`: done | interrupted | failed. Works on a live store. Raises ConfigError when there is no run."""
+    """The fields of `summary.json`. `status`: done | interrupted | failed. Works on a live store. ConfigError when there is no run."""
     with RunReader(run_dir) as run:
         config = run.config()
-        stepped, skipped = run.sql("SELECT coalesce(sum(NOT skipped), 0), coalesce(sum(skipped), 0) FROM updates WHERE state = 'committed'")[0]
-        tokens, oldest, mean = run.sql(f"SELECT coalesce(sum(tokens), 0), max(age), 1.0 * sum(age * tokens) / sum(tokens) FROM ({TRAINED_SPANS})")[0]
+        stepped, skipped = run.sql(
+            "SELECT coalesce(sum(NOT skipped), 0), coalesce(sum(skipped), 0) FROM updates WHERE state = 'committed'"
+        )[0]
+        tokens, oldest, mean = run.sql(
+            f"SELECT coalesce(sum(tokens), 0), max(age), 1.0 * sum(age * tokens) / sum(tokens) FROM ({TRAINED_SPANS})"
+        )[0]
         counters = run.counters()
         return {
             "schema": SCHEMA,
@@ -51,7 +58,9 @@ def summary(run_dir: Path, status: str) -> dict[str, Any]:
             "tokens": {
                 "generated": run.one("SELECT coalesce(sum(response_len), 0) FROM rollouts"),
                 "trained": tokens,
-                "generated_during_updates": _whole(counters.get("tokens_generated_during_updates")),
+                "generated_during_updates": round(counters.get("tokens_generated_during_updates", 0))
+                if "tokens_generated" in counters
+                else None,
             },
             "seconds": seconds(run),
             "actors": run.one("SELECT count(*) FROM actors"),
@@ -80,17 +89,14 @@ def heldout(run: RunReader) -> dict[str, dict[str, float | None]]:
 
 
 def seconds(run: RunReader) -> dict[str, float | None]:
-    """Rank 0's seconds, summed over committed and lost updates as the learner reported them; null when nothing was."""
-    reported = [json.loads(text) for text, in run.sql("SELECT json_extract(record, '$.seconds') FROM updates")]
+    """Rank 0's seconds as the learner reported them: with each update, lost ones too, and at its end. Null when nothing was reported."""
+    reported = [json.loads(text) for (text,) in run.sql(REPORTED_SECONDS)]
     sums: dict[str, float | None] = {
-        name: sum(one[name] for one in reported if name in one) if any(name in one for one in reported) else None for name in SECONDS}
+        name: sum(one[name] for one in reported if name in one) if any(name in one for one in reported) else None for name in SECONDS
+    }
     return {**sums, "engine_busy": run.one(ENGINE_BUSY)}
 
 
 def config_digest(run_dir: Path) -> str:
     """Digest of the resolved config in the run, as plain JSON."""
     return digest_json(load_resolved(run_dir / "config.json").model_dump(mode="json"))
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else round(value)

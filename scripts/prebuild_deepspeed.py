@@ -5,7 +5,7 @@ import os
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("MAX_JOBS", "1")
 
-from deepspeed.accelerator import get_accelerator  # noqa: E402
+from deepspeed.accelerator import get_accelerator
 
 
 def main() -> None:

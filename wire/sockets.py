@@ -44,6 +44,7 @@ class Router:
     def __init__(self, endpoint: str) -> None:
         """Raises ConfigError when the address is not loopback or already in use."""
         check_libzmq()
+        address = check_endpoint(endpoint)
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         _limits(self._socket)
@@ -52,7 +53,7 @@ class Router:
         self._poller.register(self._socket, zmq.POLLIN)
         self._plain: zmq.Socket = zmq.Socket.shadow(self._socket.underlying)
         try:
-            self._socket.bind(check_endpoint(endpoint))
+            self._socket.bind(address)
         except zmq.ZMQError as error:
             self.close()
             if error.errno == zmq.EADDRINUSE:
@@ -91,6 +92,7 @@ class Dealer:
 
     def __init__(self, endpoint: str, *, asynchronous: bool = False) -> None:
         check_libzmq()
+        address = check_endpoint(endpoint)
         self._context: zmq.Context = zmq.asyncio.Context() if asynchronous else zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         _limits(self._socket)
@@ -103,7 +105,7 @@ class Dealer:
             self._poller.register(socket, zmq.POLLIN)
         self._plain: zmq.Socket = zmq.Socket.shadow(self._socket.underlying)
         self._plain_monitor: zmq.Socket = zmq.Socket.shadow(self._monitor.underlying)
-        self._socket.connect(check_endpoint(endpoint))
+        self._socket.connect(address)
 
     def wait(self, seconds: float) -> None:
         self._poller.poll(_milliseconds(seconds))

@@ -63,7 +63,7 @@ def make_config(model: Path, **actor: Any) -> Config:
 
 
 class Stage:
-    """What a test plays on. `start` runs the actor with these `actor.*` keys, and returns when it serves version 0 unless told otherwise."""
+    """What a test plays on. `start` runs the actor with these `actor.*` keys, and returns when it serves version 0 (None: none yet)."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -9,7 +9,8 @@ GREEDY = Sampling(temperature=0.0, max_new_tokens=4)
 
 
 def train(number: int, n: int = 2, attempt: int = 1, **fields: Any) -> WorkOrder:
-    return WorkOrder(f"t{number}", attempt, "train", f"p{number}", fields.pop("prompt", "12"), {"answer": "3"}, n, **{"sampling": SAMPLING, **fields})
+    prompt, sampling = fields.get("prompt", "12"), fields.get("sampling", SAMPLING)
+    return WorkOrder(f"t{number}", attempt, "train", f"p{number}", prompt, {"answer": "3"}, n, sampling)
 
 
 def evaluation(number: int, version: int, n: int = 1, greedy: bool = False) -> WorkOrder:

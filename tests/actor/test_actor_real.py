@@ -1,19 +1,14 @@
-"""A whole actor with a real SGLang server: what it puts matches transformers under the version it names, whatever is done to its weights."""
+"""A whole actor with a real SGLang server: what it puts matches transformers under the version it names, whatever weights it is sent."""
 
 import asyncio
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import pytest_asyncio
-from safetensors.torch import load_file, save_file
 
 from actor.host import AttachedEngine
 from actor.loop import Actor
@@ -23,13 +18,12 @@ from tests.actor.orders import train
 from tests.support.engine import RealEngine, real_engine  # noqa: F401
 from tests.support.replay_twin import ReplayTwin
 from tests.support.tiny_model import VOCAB, forward_logprobs, make_tiny_model
-from wire.errors import EngineError
-from wire.manifest import FILE, Probe, write_version
+from tests.support.tiny_versions import publish
+from wire.manifest import FILE
 from wire.messages import Applied
 from wire.record import Sampling, VersionNotice
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="session")]
-PROBE = [5, 9, 1, 40, 7, 7, 30, 2, 11, 3, 47, 12, 8, 21, 33, 6]
 BAD = ["truncated", "wrong_digest", "wrong_shape", "unknown_name", "swapped", "old_notice"]
 
 
@@ -43,14 +37,7 @@ class RealStage:
         self.number = 0
 
     def publish(self, version: int, folder: Path, spoil: Callable[[dict[str, Any]], None] | None = None) -> VersionNotice:
-        """`spoil` changes the tensors after the learner made its probe, and before the digests are made."""
-        staged = self.run_dir / "weights" / "staged"
-        staged.mkdir(parents=True)
-        tensors = load_file(folder / FILE)
-        if spoil:
-            spoil(tensors)
-        save_file(tensors, staged / FILE)
-        return write_version(self.run_dir, staged, version, None, Probe(PROBE, forward_logprobs(folder, PROBE[:1], PROBE[1:]).tolist()))
+        return publish(self.run_dir, version, folder, spoil)
 
     async def start(self, **actor: Any) -> None:
         process = self.real.process
@@ -156,18 +143,3 @@ async def test_a_rounding_actor_samples_from_the_rounded_weights(stage: RealStag
     assert (await stage.answers())[0] < 1e-4
     applied, = stage.replay.of(Applied)
     assert 1e-3 < applied.probe_mean < 0.5  # and yet the version is confirmed: the probe is the learner's, of the published weights
-
-
-async def test_the_actors_process_ends_cleanly_when_told_to(tmp_path: Path) -> None:
-    """`python -m actor` waits for replay, which never comes; then it is asked to go."""
-    model = make_tiny_model(tmp_path / "model")
-    (tmp_path / "c.toml").write_text(f'[model]\npath = "{model}"\n[task]\ntrain = "none"\n[replay]\nendpoint = "tcp://127.0.0.1:59123"\n')
-    process = subprocess.Popen([sys.executable, "-m", "actor", str(tmp_path / "c.toml"), "--name", "r"], stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    assert "waiting for replay" in process.stderr.readline()
-    children = psutil.Process(process.pid).children(recursive=True)
-    assert len(children) == 1  # the verifier
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 130
-    assert not any(child.is_running() for child in children)
-    assert EngineError is not None

@@ -56,7 +56,8 @@ def test_behaviour_top_k_travels_with_the_payload() -> None:
 
 def test_an_order_that_cannot_be_sent_fails_sample_by_sample() -> None:
     outcome = failed_group(train(5, 2, attempt=3), "prompt_too_long")
-    assert [(f.order_id, f.attempt, f.sample, f.reason) for f in outcome.failures] == [("t5", 3, 0, "prompt_too_long"), ("t5", 3, 1, "prompt_too_long")]
+    assert [(f.order_id, f.attempt, f.sample, f.reason) for f in outcome.failures] == [
+        ("t5", 3, 0, "prompt_too_long"), ("t5", 3, 1, "prompt_too_long")]
     assert not outcome.heads
 
 
@@ -65,7 +66,8 @@ def test_outcomes_join_side_by_side() -> None:
     joined = Outcome()
     joined.extend(first)
     joined.extend(failed_group(train(2, 1), "empty_prompt"))
-    assert ([order.order_id for order in joined.orders], len(joined.heads), len(joined.payloads), len(joined.failures)) == (["t1", "t2"], 1, 1, 1)
+    assert [order.order_id for order in joined.orders] == ["t1", "t2"]
+    assert (len(joined.heads), len(joined.payloads), len(joined.digests), len(joined.failures)) == (1, 1, 1, 1)
 
 
 def test_rounding_is_part_of_the_engines_fingerprint() -> None:

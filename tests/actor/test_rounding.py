@@ -30,8 +30,8 @@ def test_rows_of_zeros_stay_and_the_dtype_is_kept() -> None:
 
 def test_only_matrices_of_linear_layers_are_rounded() -> None:
     assert is_rounded("model.layers.0.self_attn.q_proj.weight", 2)
-    for name, dimensions in (("model.embed_tokens.weight", 2), ("lm_head.weight", 2), ("model.norm.weight", 1), ("transformer.wte.weight", 2),
-                             ("model.layers.0.self_attn.q_proj.bias", 1)):
+    for name, dimensions in (("model.embed_tokens.weight", 2), ("lm_head.weight", 2), ("transformer.wte.weight", 2),
+                             ("model.norm.weight", 1), ("model.layers.0.self_attn.q_proj.bias", 1)):
         assert not is_rounded(name, dimensions), name
 
 

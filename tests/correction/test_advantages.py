@@ -1,4 +1,4 @@
-"""Advantages, aggregation, reference KL and diagnostics on literal numbers."""
+"""Advantages, aggregation and reference KL on literal numbers."""
 
 import math
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from correction.diagnostics import effective_sample_size, k3
 from correction.reference import reference_kl
 from learner.advantage import (
     ESTIMATORS,
@@ -172,19 +171,3 @@ def test_reference_kl_values_and_gradients() -> None:
         assert torch.autograd.grad(kl.sum(), cur)[0][0].tolist() == pytest.approx(slope), estimator
     with pytest.raises(ValueError, match="unknown KL estimator 'k4'"):
         reference_kl(cur, ref, mask, estimator="k4")
-
-
-def test_effective_sample_size() -> None:
-    assert float(effective_sample_size(rewards(1, 1, 1, 1))) == 1.0
-    assert float(effective_sample_size(rewards(1, 0, 0, 0))) == 0.25
-    assert float(effective_sample_size(rewards(0, 0))) == 0.0
-    assert float(effective_sample_size(rewards(3, 1, 99), torch.tensor([True, True, False]))) == pytest.approx(0.8)
-    assert float(effective_sample_size(torch.tensor([1e30, 1e30]))) == pytest.approx(1.0)
-    assert float(effective_sample_size(rewards(2, 2), torch.tensor([False, False]))) == 0.0
-
-
-def test_k3() -> None:
-    assert float(k3(rewards(0, 0))) == 0.0
-    assert float(k3(rewards(1, -1))) == pytest.approx((math.e - 2 + math.exp(-1)) / 2)
-    assert float(k3(torch.tensor([1.0, math.nan]), torch.tensor([True, False]))) == pytest.approx(math.e - 2)
-    assert float(k3(rewards(1e-6))) == pytest.approx(5e-13, rel=1e-6, abs=0)  # exp(x) - 1 - x would lose it

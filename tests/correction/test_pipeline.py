@@ -154,7 +154,7 @@ def test_a_response_without_a_token_has_no_mass(make_batch: Callable) -> None:
     weight_R = result.weight_RT.amax(-1)
     assert weight_R[0] == 0.0
     assert float(weight_R.sum()) == pytest.approx(3.0)  # cap 1 x 3 present
-    assert result.counts["group_mass_cut"] == int(mask.sum())
+    assert result.counts["group_mass_capped"] == int(mask.sum())
 
 
 def test_counts() -> None:

@@ -61,18 +61,27 @@ TRAINER = json.dumps({"torch": "twin"})
 
 
 class RunBuilder:
-    """`update()`: everything that one update needs, from orders to commit. Rewards alternate 1, 0; the oldest tokens are one version old."""
+    """Two groups of two samples per update. `update()`: all that one update needs, from orders to commit. Rewards alternate 1, 0; the oldest tokens are one version old."""
 
     def __init__(self, run_dir: Path, *, updates: int = 4, on_missing: str = "mask", **replay: Any) -> None:
         self.run_dir = run_dir
         for folder in ("weights", "checkpoints"):
             (run_dir / folder).mkdir(parents=True)
         for name, count in (("train", 40), ("heldout", 3)):
-            (run_dir / f"{name}.jsonl").write_text("".join(json.dumps({"prompt": f"{i}+{i}=", "answer": str(2 * i)}) + "\n" for i in range(count)))
-        self.config = Config.model_validate({
-            "model": {"path": "none"}, "task": {"train": str(run_dir / "train.jsonl"), "heldout": str(run_dir / "heldout.jsonl")},
-            "sampling": {"n": 2, "max_new_tokens": 8}, "replay": {"max_staleness": 2, "min_scored": 1, **replay}, "anchor": {"on_missing": on_missing},
-            "learner": {"updates": updates, "groups_per_update": 2, "keep_checkpoints": 1}, "eval": {"samples": 2}})
+            (run_dir / f"{name}.jsonl").write_text(
+                "".join(json.dumps({"prompt": f"{i}+{i}=", "answer": str(2 * i)}) + "\n" for i in range(count))
+            )
+        self.config = Config.model_validate(
+            {
+                "model": {"path": "none"},
+                "task": {"train": str(run_dir / "train.jsonl"), "heldout": str(run_dir / "heldout.jsonl")},
+                "sampling": {"n": 2, "max_new_tokens": 8},
+                "replay": {"max_staleness": 2, "min_scored": 1, **replay},
+                "anchor": {"on_missing": on_missing},
+                "learner": {"updates": updates, "groups_per_update": 2, "keep_checkpoints": 1},
+                "eval": {"samples": 2},
+            }
+        )
         (run_dir / "config.json").write_text(json.dumps(self.config.model_dump(mode="json")))
         self.random = np.random.default_rng(0)
         self.core = self._open()
@@ -110,8 +119,15 @@ class RunBuilder:
     def _publish(self, version: int, parent: int | None) -> VersionNotice:
         staged = self.run_dir / "weights" / "staged"
         staged.mkdir()
-        save_file({"w": np.full((4, 3), version, np.float32), "b": np.arange(4, dtype=np.float32)}, staged / FILE)
+        self.write_weights(staged, version)
         return write_version(self.run_dir, staged, version, parent, Probe([1, 2, 3], [-1.0, -2.0]))
+
+    def write_weights(self, folder: Path, version: int) -> None:
+        save_file({"w": np.full((4, 3), version, np.float32), "b": np.arange(4, dtype=np.float32)}, folder / FILE)
+
+    def old_logprobs(self, rollout: str, version: int, start: int, end: int) -> np.ndarray:
+        """float32, of response tokens [start, end) under `version`; here any numbers."""
+        return -self.random.random(end - start).astype(F32)
 
     def apply_version(self, version: int) -> None:
         self.ask(Applied(self.actor, version, self.core.versions[version].weights_digest, 1e-6, 1e-5))
@@ -122,7 +138,9 @@ class RunBuilder:
         assert isinstance(reply, Work)
         return reply.orders
 
-    def put(self, orders: list[WorkOrder], verdict: Callable[[int], Verdict], *, spoil: str | None = None, version: int | None = None) -> None:
+    def put(
+        self, orders: list[WorkOrder], verdict: Callable[[int], Verdict], *, spoil: str | None = None, version: int | None = None
+    ) -> None:
         """Answer every sample. `spoil`: a rollout id whose mu becomes NaN on its way. `version`: of all tokens, instead of two spans."""
         heads, payloads = [], []
         for order in orders:
@@ -138,11 +156,31 @@ class RunBuilder:
 
     def _head(self, order: WorkOrder, sample: int, verdict: Verdict, version: int | None) -> RolloutHead:
         newest = self.core.committed if version is None else version
-        older = max(0, newest - 1)
+        older = newest - 1 if newest - 1 in self.core.versions else newest
         one = order.version if order.version is not None else version
-        spans = (Span(one, 0, LENGTH),) if one is not None else (Span(older, 0, 2), Span(newest, 2, LENGTH)) if older < newest else (Span(newest, 0, LENGTH),)
-        return RolloutHead(rollout_id(order.order_id, order.attempt, sample), order.order_id, order.attempt, sample, PROMPT, LENGTH, spans,
-                           "stop", order.sampling, "f0", verdict, started=1.0, finished=2.0, engine_seconds=0.25)
+        spans = (
+            (Span(one, 0, LENGTH),)
+            if one is not None
+            else (Span(older, 0, 2), Span(newest, 2, LENGTH))
+            if older < newest
+            else (Span(newest, 0, LENGTH),)
+        )
+        return RolloutHead(
+            rollout_id(order.order_id, order.attempt, sample),
+            order.order_id,
+            order.attempt,
+            sample,
+            PROMPT,
+            LENGTH,
+            spans,
+            "stop",
+            order.sampling,
+            "f0",
+            verdict,
+            started=1.0,
+            finished=2.0,
+            engine_seconds=0.25,
+        )
 
     def evaluate(self) -> None:
         while self.core.evals:
@@ -156,14 +194,20 @@ class RunBuilder:
     # ------------------------------------------------------------ learner
     def anchor(self, missing: str | None = None) -> None:
         """Score every span that has no anchor: `resident` for the committed version, else `snapshot`. `missing`: a rollout left out."""
-        rows = self.core.store.rows('SELECT rollout_id, span, version, "end" - start FROM spans JOIN rollouts USING (rollout_id) '
-                                    "WHERE source IS NULL AND state IN ('buffered', 'leased') AND reward IS NOT NULL ORDER BY 1, 2")
+        rows = self.core.store.rows(
+            'SELECT rollout_id, span, version, start, "end" FROM spans JOIN rollouts USING (rollout_id) '
+            "WHERE source IS NULL AND state IN ('buffered', 'leased') AND reward IS NOT NULL ORDER BY 1, 2"
+        )
         heads, parts = [], []
-        for i, (rollout, span, version, count) in enumerate(rows):
+        for i, (rollout, span, version, start, end) in enumerate(rows):
             source = "missing" if rollout == missing else "resident" if version == self.core.committed else "snapshot"
-            count = 0 if source == "missing" else count
-            heads.append(AnchorHead(rollout, span, version, source, self.core.versions[version].weights_digest, TRAINER, ScoringPlan(4, 64, i % 4), count))
-            parts.append(-self.random.random(count).astype(F32))
+            old = self.old_logprobs(rollout, version, start, end if source != "missing" else start)
+            heads.append(
+                AnchorHead(
+                    rollout, span, version, source, self.core.versions[version].weights_digest, TRAINER, ScoringPlan(4, 64, i % 4), len(old)
+                )
+            )
+            parts.append(old)
         self.ask(PutAnchors(self.learner, heads), b"".join(part.tobytes() for part in parts))
 
     def update(self, *, skipped: bool = False, missing: str | None = None) -> None:
@@ -185,11 +229,21 @@ class RunBuilder:
         columns = {} if skipped else {"old": old, "prox": old, "cur": old, "weight": keep.astype(F32), "keep": keep, "old_source": source}
         notice = None if skipped else self._publish(self.core.next_version, version)
         record = UpdateRecord(
-            lease.update, version, version if notice is None else notice.version, skipped, lease.group_ids, [head.rollout_id for head in lease.heads],
-            lens, [(name, "u1" if data.dtype == np.uint8 else "f4") for name, data in columns.items()],
-            [] if skipped else [{"loss": 0.5, "grad_norm": 1.0, "lr": 1e-3}], {"seed": 0}, "version_in",
-            self.core.versions[version].weights_digest if notice is None else notice.weights_digest, {"loss": 0.5},
-            {"anchor": 0.25, "update": 0.5, "publish": 0.125, "wait": 1.0, "other": 0.125, "total": 2.0})
+            lease.update,
+            version,
+            version if notice is None else notice.version,
+            skipped,
+            lease.group_ids,
+            [head.rollout_id for head in lease.heads],
+            lens,
+            [(name, "u1" if data.dtype == np.uint8 else "f4") for name, data in columns.items()],
+            [] if skipped else [{"loss": 0.5, "grad_norm": 1.0, "lr": 1e-3}],
+            {"seed": 0},
+            "version_in",
+            self.core.versions[version].weights_digest if notice is None else notice.weights_digest,
+            {"loss": 0.5},
+            {"anchor": 0.25, "update": 0.5, "publish": 0.125, "wait": 1.0, "other": 0.125, "total": 2.0},
+        )
         return Commit(self.learner, record, notice), b"".join(data.tobytes() for data in columns.values())
 
     def _old(self, lease: Leased, bulk: bytes) -> tuple[np.ndarray, np.ndarray]:
@@ -242,7 +296,7 @@ class RunBuilder:
 
 
 def small_run(run_dir: Path) -> Path:
-    """Four updates, one skipped lease, a checkpoint with retention, a quarantined rollout, an unverified and an aborted one."""
+    """Four updates, one skipped lease, two checkpoints with retention, a quarantined rollout, an unverified and an aborted one."""
     build = RunBuilder(run_dir)
     build.update()
     build.update()

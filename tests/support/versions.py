@@ -1,4 +1,4 @@
-"""Version files of a toy model, for actors with a fake engine: real safetensors, real manifests, a probe that the fake engine agrees with."""
+"""Version files of a toy model, for actors with a fake engine: real safetensors and manifests, a probe that the fake engine agrees with."""
 
 import json
 import shutil

@@ -1,0 +1,99 @@
+"""The loss and its gradient do not depend on how the batch was split or padded, nor on what masked slots hold."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from configs.schema import Config
+from correction.pipeline import correct
+from correction.table import PolicyTable
+from learner.batch import LeaseRows, Table, plan_steps, tabulate
+from learner.objective import denominator_of
+from learner.update import Prepared, correction_choice, micro_loss, prepare
+from tests.support.leases import make_lease, tiny_config
+
+RECIPES = [
+    {"objective": "ppo", "aggregation": "token_mean", "clip_low": 0.02, "clip_high": 0.03},
+    {"objective": "ppo", "aggregation": "sequence_mean", "engine": "tis", "engine_cap": 1.02, "clip_low": 0.02, "clip_high": 0.03},
+    {"objective": "ppo", "aggregation": "token_mean", "engine": "icepop", "engine_low": 0.95, "engine_high": 1.05, "denominator": "kept"},
+    {"objective": "cispo", "aggregation": "constant", "constant": 6, "cap": 1.01, "estimator": "grpo"},
+    {"objective": "score", "aggregation": "constant", "constant": 6, "group_mass_cap": 1.0, "estimator": "rloo"},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("model")
+
+
+def in_float64(table: Table) -> Table:
+    return Table(*(value.double() if value.dtype == torch.float32 else value for value in vars(table).values()))
+
+
+def widen(table: Table, columns: int, junk: float = 0.0) -> Table:
+    """The same with more columns, where nothing is."""
+    def wide(value: Tensor) -> Tensor:
+        if value.dim() == 1:
+            return value
+        fill = torch.full((len(value), columns), junk if value.is_floating_point() else 0).to(value.dtype)
+        return torch.cat([value, fill], 1)
+
+    return Table(*(wide(value) for value in vars(table).values()))
+
+
+def prepared(lease: LeaseRows, config: Config, table: Table) -> Prepared:
+    """`prepare`, in the dtype of `table`."""
+    advantage_R = prepare(lease, config, plain_score).advantage_R.to(table.mu_RT.dtype)
+    prox_RT = table.old_RT - 0.01 if config.recipe.group_mass_cap else None
+    policy = PolicyTable(table.mu_RT, table.old_RT, prox_RT, None, None, table.mask_RT, table.version_RT, table.group_R)
+    return Prepared(table, advantage_R, prox_RT, correct(policy, correction_choice(config)))
+
+
+def plain_score(rows: list[object]) -> list[np.ndarray]:
+    raise AssertionError("every token is of version_in: nothing has to be scored")
+
+
+def total(config: Config, lease: LeaseRows, ready: Prepared, cur: Tensor, *, ranks: int, size: int) -> tuple[float, Tensor]:
+    """Loss and gradient with respect to `cur`, as the sum over ranks and micro-batches."""
+    cur = cur.clone().requires_grad_()
+    (step,) = plan_steps(lease.lengths, lease.group_of, groups=4, steps=1, ranks=ranks, micro_batch_rows=size, bucket=4)
+    count = ready.table.mask_RT if config.recipe.denominator == "original" else ready.correction.keep_RT
+    denominator = denominator_of(count, mode=config.recipe.aggregation, constant=config.recipe.constant)
+    losses = [micro_loss(config, ready, list(batch.rows), cur[list(batch.rows)], count, denominator) for mine in step for batch in mine if batch.rows]
+    loss = torch.stack(losses).sum()
+    loss.backward()
+    assert cur.grad is not None
+    return float(loss.detach()), cur.grad
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r['objective']}-{r['aggregation']}")
+def test_splits_and_paddings_change_nothing(folder: Path, recipe: dict[str, object]) -> None:
+    config = tiny_config(folder, recipe=recipe)
+    lease = make_lease(config)
+    table = in_float64(tabulate(lease))
+    noise = 0.05 * torch.randn(table.mu_RT.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    cur = torch.where(table.mask_RT, table.old_RT + noise, 0.0).clamp(max=0)
+    loss, gradient = total(config, lease, prepared(lease, config, table), cur, ranks=1, size=16)
+    assert loss != 0
+    for ranks, size, more in ((2, 16, 0), (1, 2, 0), (2, 2, 0), (1, 16, 7), (2, 2, 7)):
+        wide = torch.nn.functional.pad(cur, (0, more))
+        other, other_gradient = total(config, lease, prepared(lease, config, widen(table, more)), wide, ranks=ranks, size=size)
+        assert other == pytest.approx(loss, rel=1e-10, abs=1e-14)
+        assert torch.allclose(other_gradient[:, : cur.shape[1]], gradient, rtol=1e-10, atol=1e-14)
+        assert not other_gradient[:, cur.shape[1] :].any()
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r['objective']}-{r['aggregation']}")
+def test_nan_in_every_masked_slot_changes_no_bit(folder: Path, recipe: dict[str, object]) -> None:
+    config = tiny_config(folder, recipe=recipe)
+    lease = make_lease(config)
+    clean = widen(tabulate(lease), 3)
+    poison = {name: torch.where(clean.mask_RT, value, torch.nan) if value.is_floating_point() and value.dim() == 2 else value
+              for name, value in vars(clean).items()}
+    cur = torch.where(clean.mask_RT, clean.old_RT - 0.03, 0.0)
+    loss, gradient = total(config, lease, prepared(lease, config, clean), cur, ranks=1, size=8)
+    bad, bad_gradient = total(config, lease, prepared(lease, config, Table(**poison)), torch.where(clean.mask_RT, cur, torch.nan), ranks=1, size=8)
+    assert (loss, gradient.numpy().tobytes()) == (bad, bad_gradient.numpy().tobytes())

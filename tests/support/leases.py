@@ -1,0 +1,72 @@
+"""Leases for the learner's tests: a tiny model's own responses, made up deterministically, with or without old log-probs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from configs.load import validate
+from configs.schema import Config
+from learner.batch import Anchor, LeaseRows
+from learner.deepspeed_engine import TrainEngine
+from learner.model import load_policy, set_determinism
+from learner.ranks import join
+from tests.support.tiny_model import VOCAB, make_tiny_model
+from wire.record import RolloutHead, Sampling, Scored, Span, pack_payload, unpack_payload
+
+TABLES: dict[str, dict[str, Any]] = {
+    "task": {"train": "unused.jsonl"}, "sampling": {"n": 4, "max_new_tokens": 6, "temperature": 0.8},
+    "replay": {"max_staleness": 2},
+    "learner": {"groups_per_update": 4, "updates": 8, "lr": 1e-2, "micro_batch_rows": 8, "score_rows": 8, "length_bucket": 4},
+    "recipe": {"estimator": "dr_grpo", "aggregation": "token_mean"}}
+
+
+def tiny_config(folder: Path, **tables: dict[str, Any]) -> Config:
+    """A config for a model of 2 layers and 32 channels in `folder`, made there if it is not."""
+    if not (folder / "config.json").exists():
+        make_tiny_model(folder, hidden=32, layers=2)
+    tree: dict[str, Any] = {"model": {"path": str(folder)}, **TABLES}
+    return validate({**tree, **{table: {**tree.get(table, {}), **values} for table, values in tables.items()}})
+
+
+def make_engine(config: Config) -> TrainEngine:
+    set_determinism(config.run.seed, "cpu")
+    return TrainEngine(load_policy(config.model.path, config.model.dtype, config.model.attention), config, join(config))
+
+
+def make_lease(config: Config, *, seed: int = 0, version_in: int = 0, versions: Sequence[int] = (0,), rewards: Sequence[float] | None = None,
+               anchored: bool = True) -> LeaseRows:
+    """`groups_per_update` groups of n random responses. Row i was sampled under versions[i % len]; mu and old are random but alike. Rewards
+    default to a pattern that differs within every group."""
+    rng = np.random.default_rng(seed)
+    sampling = Sampling(config.sampling.temperature, config.sampling.max_new_tokens)
+    heads, payloads, anchors, group_ids = [], [], {}, []
+    for group in range(config.learner.groups_per_update):
+        prompt = rng.integers(3, VOCAB, 3 + group)
+        group_ids.append(f"o{group}.0")
+        for sample in range(config.sampling.n):
+            row, length = len(heads), int(rng.integers(2, 7))
+            rollout_id, version = f"o{group}.0.{sample}", versions[len(heads) % len(versions)]
+            reward = float(sample % 2) if rewards is None else rewards[row]
+            old = (-np.abs(rng.normal(3.5, 0.8, length))).astype(np.float32)
+            mu = np.minimum(old + rng.normal(0, 0.05, length), 0).astype(np.float32)
+            heads.append(RolloutHead(rollout_id, f"o{group}", 0, sample, len(prompt), length, (Span(version, 0, length),), "stop", sampling, "f",
+                                     Scored(reward)))
+            payloads.append(unpack_payload(heads[-1], pack_payload(prompt, rng.integers(3, VOCAB, length), mu)))
+            if anchored:
+                anchors[rollout_id, 0] = Anchor("resident", old)
+    return LeaseRows(1, version_in, group_ids, heads, payloads, anchors)
+
+
+def score_rows_plainly(engine: TrainEngine, lease: LeaseRows) -> list[np.ndarray]:
+    """Log-probs of each response under the live weights, row by row, straight from transformers' own logits in float64."""
+    found = []
+    for head, payload in zip(lease.heads, lease.payloads, strict=True):
+        ids = torch.from_numpy(np.concatenate([payload.prompt_ids, payload.response_ids]).astype(np.int64))
+        with torch.no_grad():
+            logits = engine.policy.model(ids[None]).logits[0].double() / head.sampling.temperature
+        values = logits.log_softmax(-1)[torch.arange(len(ids) - 1), ids[1:]]
+        found.append(values[head.prompt_len - 1 :].numpy())
+    return found

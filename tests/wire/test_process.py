@@ -1,0 +1,113 @@
+"""Exit codes, signals, parents, packages."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from wire import process
+from wire.errors import ConfigError, RefusedError, StoreError, TryAgainError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(("raised", "code", "line"), [
+    (None, 0, ""), (ConfigError("a.b: wrong"), 2, "leeway: error: a.b: wrong\n"), (RefusedError("no"), 2, "leeway: error: no\n"),
+    (TryAgainError("moved on"), 75, "leeway: error: moved on\n"), (StoreError("disk full"), 1, "leeway: error: disk full\n"), (KeyboardInterrupt(), 130, ""),
+])
+def test_exit_codes(raised: BaseException | None, code: int, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> None:
+        if raised is not None:
+            raise raised
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert process.run_main(main) == code
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capsys.readouterr().err == line
+
+
+def test_what_is_not_ours_is_not_hidden() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            process.run_main(lambda: 1 // 0)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def run(code: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
+
+
+SLEEPER = "import sys, time; from wire.process import run_main\ndef main():\n print('up', flush=True); time.sleep(60)\nsys.exit(run_main(main))"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_it_with_130(number: signal.Signals) -> None:
+    with run(SLEEPER) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        child.send_signal(number)
+        assert child.wait(20) == 130
+
+
+def test_a_child_dies_with_the_supervisor_it_was_told_of() -> None:
+    parent = ("import os, subprocess, sys, time\n"
+              f"child = subprocess.Popen([sys.executable, '-c', {SLEEPER!r}], env={{**os.environ, 'LEEWAY_PARENT_PID': str(os.getpid())}}, "
+              "stdout=subprocess.PIPE, text=True)\nchild.stdout.readline(); print(child.pid, flush=True); time.sleep(60)")
+    with run(parent) as supervisor:
+        assert supervisor.stdout is not None
+        child = int(supervisor.stdout.readline())
+        supervisor.kill()
+        supervisor.wait()
+    for _ in range(200):
+        if not alive(child):
+            return
+        time.sleep(0.05)
+    raise AssertionError("the child is still there")
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_child_whose_supervisor_is_already_gone_does_not_start() -> None:
+    with run(SLEEPER, LEEWAY_PARENT_PID="1") as child:
+        assert child.wait(20) == 130
+
+
+def test_all_packages_come_from_one_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    process.check_packages()
+    (tmp_path / "replay").mkdir()
+    (tmp_path / "replay" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "replay", raising=False)
+    with pytest.raises(ConfigError, match="package 'replay' comes from .*another distribution"):
+        process.check_packages()
+
+
+def test_logs_are_lines_for_people_and_json_for_machines(tmp_path: Path) -> None:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers.clear()
+    try:
+        process.set_up_logging("replay", "INFO", tmp_path)
+        logging.getLogger("x").info("seen %d", 3)
+        logging.getLogger("x").debug("not seen")
+        for handler in root.handlers:
+            handler.close()
+    finally:
+        root.handlers[:], root.level = handlers, level
+    lines = [json.loads(line) for line in (tmp_path / "logs" / "replay.jsonl").read_text().splitlines()]
+    assert [(line["level"], line["logger"], line["message"]) for line in lines] == [("INFO", "x", "seen 3")]

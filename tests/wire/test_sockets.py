@@ -1,0 +1,92 @@
+"""Addresses, limits, routing."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import zmq
+
+from wire.errors import ConfigError
+from wire.sockets import FRAMES_KEPT, Dealer, Router, check_endpoint, check_libzmq
+
+
+@pytest.fixture()
+async def router() -> AsyncIterator[Router]:
+    made = Router("tcp://127.0.0.1:*")
+    yield made
+    made.close()
+
+
+async def take(router: Router) -> tuple[bytes, list[bytes]]:
+    for _ in range(100):
+        await router.wait(0.05)
+        if (found := router.receive()) is not None:
+            return found
+    raise AssertionError("nothing came")
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5757", "tcp://*:5757", "tcp://10.0.0.1:5757", "tcp://example.org:5757", "ipc:///tmp/x",
+                                      "tcp://127.0.0.1.example.org:5757", "tcp://127.0.0.1", "udp://127.0.0.1:5757", ""])
+def test_addresses_beyond_loopback_need_keys(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="needs keys"):
+        Router(endpoint)
+    with pytest.raises(ConfigError, match="needs keys"):
+        Dealer(endpoint)
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:5757", "tcp://localhost:5757", "tcp://127.0.0.2:*", "tcp://[::1]:5757"])
+def test_loopback_needs_none(endpoint: str) -> None:
+    check_endpoint(endpoint)
+
+
+async def test_a_port_in_use_is_one_line(router: Router) -> None:
+    with pytest.raises(ConfigError, match="is in use: is this run's replay already running"):
+        Router(router.endpoint)
+
+
+def test_an_old_libzmq_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zmq, "zmq_version_info", lambda: (4, 3, 4))
+    with pytest.raises(ConfigError, match="install pyzmq with libzmq 4.3.5"):
+        check_libzmq()
+
+
+async def test_a_reply_to_nobody_is_said_so(router: Router) -> None:
+    assert router.send(b"nobody", [b"a", b"b"]) is False
+
+
+async def test_there_and_back(router: Router) -> None:
+    dealer = Dealer(router.endpoint)
+    while not dealer.send([b"header", b"bulk"]):
+        dealer.wait(0.05)
+    peer, frames = await take(router)
+    assert frames == [b"header", b"bulk"]
+    assert router.receive() is None
+    assert router.send(peer, [b"one", b"two"])
+    dealer.wait(5.0)
+    assert (dealer.receive(), dealer.receive()) == ([b"one", b"two"], None)
+    dealer.close()
+
+
+async def test_a_flood_of_frames_is_cut_and_the_next_message_is_whole(router: Router) -> None:
+    dealer = Dealer(router.endpoint)
+    while not dealer.send([b"x"] * 2000):
+        dealer.wait(0.05)
+    dealer.send([b"header", b"bulk"])
+    assert len((await take(router))[1]) == FRAMES_KEPT - 1
+    assert (await take(router))[1] == [b"header", b"bulk"]
+    dealer.close()
+
+
+async def test_nothing_is_queued_for_a_peer_that_is_not_there_and_a_loss_shows() -> None:
+    router = Router("tcp://127.0.0.1:*")
+    dealer = Dealer(router.endpoint)
+    while not dealer.send([b"header", b"bulk"]):
+        dealer.wait(0.05)
+    assert not dealer.dropped()
+    router.close()
+    while not dealer.dropped():
+        dealer.wait(0.05)
+    assert not dealer.dropped()
+    await asyncio.sleep(0.1)  # for a moment it still takes messages for the peer that is gone
+    assert dealer.send([b"header", b"bulk"]) is False
+    dealer.close()
