@@ -2,13 +2,9 @@
 
 import os
 import sys
-from pathlib import Path
 
 from learner.torchvision_ops import install
 
-BUILT = Path(sys.prefix) / "torch-extensions"
-"""Where `make setup` compiled DeepSpeed's helper: each environment has its own, or two on one machine would compile it anew in turns."""
-
-if BUILT.is_dir():
-    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(BUILT))
+# DeepSpeed's compiled helper lives in this environment: its build names our paths, so environments that shared one would rebuild it in turn
+os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.path.join(sys.prefix, "torch_extensions"))
 install()

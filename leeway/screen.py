@@ -11,7 +11,7 @@ from rich.live import Live
 from configs.schema import Config
 from leeway.table import final, live, plain_line
 
-PLAIN_EVERY_S, PLAIN_EVERY_UPDATES = 2.0, 10
+PLAIN_EVERY_S, PLAIN_EVERY_UPDATES, PLAIN_AT_LEAST_S = 2.0, 10, 20.0
 KEPT_LINES = 4
 
 
@@ -34,7 +34,7 @@ def open_screen(config: Config, run_dir: Path) -> Screen:
 
 
 class PlainScreen:
-    """One line per ten updates, at most one in two seconds; what happened at once."""
+    """One line per ten updates, at most one in two seconds, at least one in twenty; what happened at once."""
 
     def __init__(self, console: Console, updates: int, run_dir: Path) -> None:
         self._console, self._updates, self._run_dir = console, updates, run_dir
@@ -47,7 +47,7 @@ class PlainScreen:
     def show(self, values: dict[str, Any]) -> None:
         now, update = time.monotonic(), int(values.get("updates", 0))
         due = update >= self._shown_update + PLAIN_EVERY_UPDATES or update >= self._updates > self._shown_update
-        if due and now - self._shown_at >= PLAIN_EVERY_S:
+        if now - self._shown_at >= (PLAIN_EVERY_S if due else PLAIN_AT_LEAST_S):
             self._print(plain_line(values, self._updates, now - self._began))
             self._shown_at, self._shown_update = now, update
 

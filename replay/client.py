@@ -124,7 +124,15 @@ class AsyncClient:
             self._pending.pop(seq, None)
 
     async def _read(self) -> None:
-        """Runs while calls are in flight."""
+        """Runs while calls are in flight. What goes wrong here is everyone's error."""
+        try:
+            await self._serve()
+        except Exception as error:  # noqa: BLE001 - handed to every caller
+            for _, future in self._pending.values():
+                if not future.done():
+                    future.set_exception(error)
+
+    async def _serve(self) -> None:
         while self._pending:
             unsent = any(pending.sent_at is None for pending, _ in self._pending.values())
             await self._dealer.wait_async(RETRY_S if unsent else 0.5)
@@ -156,4 +164,6 @@ class AsyncClient:
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
+        for _, future in self._pending.values():
+            future.cancel()
         self._dealer.close()

@@ -15,7 +15,8 @@ from wire.messages import Commit, Committed, Refusal, Reply, UpdateRecord
 def commit(core: Core, session: Session, request: Commit, bulk: bytes) -> Reply:
     record = request.record
     body = encode(record)
-    if core.store.one("SELECT record_digest FROM updates WHERE update_id = ? AND state = 'committed'", record.update) == digest(body.encode()):
+    record_digest = digest(body.encode())
+    if core.store.one("SELECT record_digest FROM updates WHERE update_id = ? AND state = 'committed'", record.update) == record_digest:
         return Committed(core.committed, core.store.ledger.head, core.training_done)
     if refusal := _refuse(core, request):
         return refusal
@@ -25,15 +26,15 @@ def commit(core: Core, session: Session, request: Commit, bulk: bytes) -> Reply:
     core.stepped, core.skipped = core.stepped + (not record.skipped), core.skipped + record.skipped
     core.next_update = record.update + 1
     store.db.execute("INSERT INTO updates VALUES (?, ?, ?, ?, 'committed', ?, ?, '', ?)", (
-        record.update, record.version_in, record.version_out, record.skipped, body, digest(body.encode()), wall))
+        record.update, record.version_in, record.version_out, record.skipped, body, record_digest, wall))
     columns = _columns(record, bulk)
     store.db.executemany("INSERT INTO update_columns VALUES (?, ?, ?, ?, ?)",
                          [(record.update, name, dtype, data, digest(data)) for name, dtype, data in columns])
     store.wrote(len(bulk))
     if request.notice is not None:
         add_version(core, request.notice, record.version_in, record.update)
-    core.apply("commit", transitions, update=record.update, record=digest(body.encode()), columns={name: digest(data) for name, _, data in columns},
-               notice=msgspec.to_builtins(request.notice), skipped=record.skipped)
+    core.apply("commit", transitions, update=record.update, skipped=record.skipped, record=record_digest,
+               columns={name: digest(data) for name, _, data in columns}, notice=msgspec.to_builtins(request.notice))
     core.last_metrics = metrics_line(core, record)
     store.db.execute("UPDATE updates SET metrics = ? WHERE update_id = ?", (encode(core.last_metrics), record.update))
     core.metrics_due.append(encode(core.last_metrics))
@@ -45,7 +46,8 @@ def _refuse(core: Core, request: Commit) -> Refusal | None:
     record, notice = request.record, request.notice
     leased = core.book.in_state("leased")
     if record.update != core.next_update or not leased:
-        return Refusal("again", f"update {record.update} is not the one that is leased (next: {core.next_update}, {len(leased)} groups leased)")
+        return Refusal("again", f"update {record.update} is not the one that is leased: the next is {core.next_update}, "
+                                f"{len(leased)} groups are leased")
     if record.version_in != core.committed:
         return Refusal("again", f"update {record.update} began from version {record.version_in}, but version {core.committed} is committed")
     out = core.committed if record.skipped else core.next_version

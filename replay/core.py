@@ -23,8 +23,11 @@ from wire.process import Clock
 from wire.record import Sampling, VersionNotice, WorkOrder
 
 log = logging.getLogger(__name__)
-INSERT_GROUP = """INSERT INTO groups (group_id, order_id, attempt, purpose, prompt_id, n, state, actor, grant_seq, granted_at_version, eval_id,
-    work_order) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+INSERT_GROUP = """INSERT INTO groups
+    (group_id, order_id, attempt, purpose, prompt_id, n, state, actor, grant_seq, granted_at_version, eval_id, work_order)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+MOVE_GROUP = """UPDATE groups SET state = ?1, reason = ?2, oldest_version = ?3,
+    update_id = CASE ?1 WHEN 'lost' THEN update_id ELSE ?4 END WHERE group_id = ?5"""
 FINAL = ("trained", "dropped", "expired", "lost")
 VERDICTS_WATCHED = 1000
 
@@ -141,9 +144,8 @@ class Core:
         moved: dict[str, list[str]] = {}
         for group, to, reason, _ in transitions:
             moved.setdefault(f"{to}({reason})" if reason else to, []).append(group.group_id)
-        db.executemany("UPDATE groups SET state = ?1, reason = ?2, oldest_version = ?3, update_id = CASE ?1 WHEN 'lost' THEN update_id ELSE ?4 END "
-                       "WHERE group_id = ?5",
-                       [(to, reason if to in FINAL else None, group.oldest_version, update, group.group_id) for group, to, reason, _ in transitions])
+        db.executemany(MOVE_GROUP, [(to, reason if to in FINAL else None, group.oldest_version, update, group.group_id)
+                                    for group, to, reason, _ in transitions])
         for to in {transition.to for transition in transitions}:
             some = [transition for transition in transitions if transition.to == to]
             db.executemany(*_rollout_moves(to, some, update))
@@ -190,7 +192,8 @@ class Core:
         orders.sort(key=lambda order: order.purpose)  # all of one sampling together: one engine request takes only those
         store = self.begin()
         store.db.execute("INSERT INTO evals VALUES (?, ?, ?, 'pending', NULL, NULL, NULL, NULL)", (number, self.committed, self.stepped))
-        store.db.executemany(INSERT_GROUP, [(*self.group_row(order, "queued"), None, None, None, number, encode(order)) for order in orders])
+        rows = [(*self.group_row(order, "queued"), None, None, None, number, encode(order)) for order in orders]
+        store.db.executemany(INSERT_GROUP, rows)
         store.record("eval_planned", {"eval": number, "version": self.committed, "updates": self.stepped, "groups": len(orders)})
         self.evals.append(EvalRound(number, self.committed, self.stepped, {group_id(order): EvalGroup(order) for order in orders}))
         self.evaluated.append(self.stepped)
@@ -198,6 +201,14 @@ class Core:
 
     def eval_group(self, of: str) -> tuple[EvalRound, EvalGroup] | None:
         return next(((found, found.groups[of]) for found in self.evals if of in found.groups), None)
+
+    def eval_orders_back(self, current: EvalRound, back: list[str], why: str) -> None:
+        """Write that these orders of an evaluation are in its queue again."""
+        if back:
+            store = self.begin()
+            store.db.executemany("UPDATE groups SET state = 'queued', actor = NULL WHERE group_id = ?", [(of,) for of in back])
+            store.record("give_back", {"eval": current.eval_id, "groups": back, "why": why})
+            log.warning("%d orders of evaluation %d go to another actor: %s", len(back), current.eval_id, why)
 
     def close_evaluations(self) -> None:
         """Write the result of the first evaluation when all its answers are there."""
@@ -207,7 +218,8 @@ class Core:
             store = self.begin()
             store.db.execute("UPDATE evals SET state = 'done', sampled = ?, greedy = ?, failed = ?, committed_at = ? WHERE eval_id = ?",
                              (sampled, greedy, failed, self.clock.wall(), done.eval_id))
-            store.record("eval_done", {"eval": done.eval_id, "version": done.version, "sampled": sampled, "greedy": greedy, "failed": failed})
+            store.record("eval_done", {"eval": done.eval_id, "version": done.version,
+                                       "sampled": sampled, "greedy": greedy, "failed": failed})
             log.info("evaluation of version %d after %d updates: sampled %s, greedy %s, %d without a verdict",
                      done.version, done.updates, _show(sampled), _show(greedy), failed)
 
@@ -231,8 +243,7 @@ class Core:
             self.apply("groups", transitions, why="order_lease_ended")
         for current in self.evals:
             holder = self.sessions.find("actor", current.actor or "")
-            if back := current.expire(self.now, lease_s, holder.last_seen if holder else self.now):
-                log.warning("%d orders of evaluation %d go to another actor", len(back), current.eval_id)
+            self.eval_orders_back(current, current.expire(self.now, lease_s, holder.last_seen if holder else self.now), "order_lease_ended")
 
     def idle_share(self, session: Session, elapsed_s: float) -> float:
         """Share of the time since the last update in which an actor held nothing and waited for orders; begins anew."""
@@ -260,7 +271,8 @@ def _rollout_moves(to: str, transitions: Sequence[Transition], update: int | Non
             return ("UPDATE rollouts SET state = 'trained', update_id = ? WHERE group_id = ? AND state = 'leased' AND reward IS NOT NULL",
                     [(update, g) for g in ids])
         case "lost":
-            return "UPDATE rollouts SET state = 'lost', reason = ? WHERE group_id = ? AND state = 'trained'", [(t.reason, t.group.group_id) for t in transitions]
+            return ("UPDATE rollouts SET state = 'lost', reason = ? WHERE group_id = ? AND state = 'trained'",
+                    [(t.reason, t.group.group_id) for t in transitions])
         case "expired":
             return ("UPDATE rollouts SET state = 'expired' WHERE group_id = ? AND state IN ('buffered', 'leased')", [(g,) for g in ids])
         case _:

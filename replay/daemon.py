@@ -29,7 +29,8 @@ class Daemon:
         self._ticked = 0.0
 
     async def run(self) -> None:
-        """Returns when the run is over and everyone knows. Raises StoreError on the first failed write, RunError when the run cannot go on."""
+        """Returns when the run is over and everyone knows. Raises StoreError on the first failed write, RunError when the run cannot
+        go on."""
         self.metrics.recover(self.core.store)
         retention.sweep(self.core.store.db, self.core.run_dir)
         try:
@@ -44,10 +45,10 @@ class Daemon:
 
     def step(self) -> None:
         """One turn of the loop."""
-        self.take_messages()
+        drained = self.take_messages()
         self.let_time_act()
         self.answer_parked()
-        self.commit_if_due()
+        self.commit_if_due(drained)
 
     # ------------------------------------------------------------ steps
     def wait_s(self) -> float:
@@ -56,10 +57,11 @@ class Daemon:
             deadlines.append(due)
         return max(0.0, min([TICK_S, *deadlines]))
 
-    def take_messages(self) -> None:
+    def take_messages(self) -> bool:
+        """Whether all that had arrived was taken."""
         for _ in range(BURST):
             if (received := self.router.receive()) is None:
-                return
+                return True
             peer, frames = received
             try:
                 seq, request, bulk = decode(frames)
@@ -68,6 +70,7 @@ class Daemon:
                 continue
             self.parked = [call for call in self.parked if not _replaced(call, request)]
             self.answer(arrive(self.core, peer, seq, request, bulk), parked=False)
+        return False
 
     def refuse_unread(self, peer: bytes, error: ProtocolError) -> None:
         self.core.begin().count("messages_refused")
@@ -97,11 +100,12 @@ class Daemon:
     def answer_parked(self) -> None:
         self.parked = [call for call in self.parked if not self.answer(call, parked=True)]
 
-    def commit_if_due(self) -> None:
-        """Replies never leave while something is uncommitted: what they say must be on disk first."""
+    def commit_if_due(self, drained: bool) -> None:
+        """Replies never leave while something is uncommitted: what they say must be on disk first. While messages keep coming they share a
+        commit, for a few milliseconds at most; when none is left, waiting longer would only make the senders wait."""
         store = self.core.store
         due = store.due_in(self.core.now)
-        if due is not None and due > 0:
+        if due is not None and due > 0 and not drained:
             return
         if due is not None:
             self.core.keep_house_before_commit()
@@ -149,4 +153,5 @@ class Daemon:
 
 def _replaced(call: Call, request: object) -> bool:
     """A process waits in one Pull or Lease at a time: a new or repeated one takes the place of the old."""
-    return type(request) is type(call.request) and isinstance(request, Pull | Lease) and request.epoch == call.request.epoch  # type: ignore[union-attr]
+    before = call.request
+    return isinstance(request, Pull | Lease) and isinstance(before, Pull | Lease) and request.epoch == before.epoch

@@ -84,7 +84,7 @@ class EvalRound:
         return back
 
     def expire(self, now: float, lease_s: float, last_seen: float) -> list[str]:
-        """Orders whose lease ended go to the queue. An actor that holds none and was not seen for as long (`last_seen`) has lost the round."""
+        """Orders whose lease ended go to the queue. An actor that holds none and was not seen for as long has lost the round."""
         late = [group_id for group_id in self.held() if now - self.groups[group_id].touched > lease_s]
         back = self.put_back(late) if late else []
         if not self.held() and now - last_seen > lease_s:

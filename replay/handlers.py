@@ -43,8 +43,8 @@ BY_LEARNER: dict[type, Any] = {Initial: handlers_learner.initial, Checkpointed: 
                                Unscored: handlers_learner.unscored, Finished: handlers_learner.finished}
 WITH_BULK: dict[type, Any] = {Put: put, PutAnchors: handlers_learner.put_anchors, Commit: commit}
 WAITING: dict[type, Any] = {Pull: handlers_actor.pull, Lease: handlers_learner.lease}
-ROLE_OF: dict[type, str] = {**dict.fromkeys(BY_ACTORS, "actor"), **dict.fromkeys(BY_LEARNER, "learner"), Put: "actor", PutAnchors: "learner",
-                            Commit: "learner", Pull: "actor", Lease: "learner"}
+ROLE_OF: dict[type, str] = {**dict.fromkeys((*BY_ACTORS, Put, Pull), "actor"),
+                            **dict.fromkeys((*BY_LEARNER, PutAnchors, Commit, Lease), "learner")}
 
 
 class Call(NamedTuple):
@@ -114,8 +114,8 @@ def hello(core: Core, seq: int, request: Hello) -> Reply:
     if request.protocol != PROTOCOL:
         return Refusal("refused", f"protocol {request.protocol} there, {PROTOCOL} here: use one version of Leeway")
     if request.role not in ROLES or not NAME.fullmatch(request.name):
-        return Refusal("refused", f"role {request.role!r} with name {request.name[:80]!r}: a role is one of {', '.join(ROLES)}, a name 1 to 64 of "
-                                  "letters, digits, . _ -")
+        return Refusal("refused", f"role {request.role!r} with name {request.name[:80]!r}: a role is one of {', '.join(ROLES)}, "
+                                  "a name 1 to 64 of letters, digits, . _ -")
     if request.role != "tool" and (keys := difference(core.config.shared(), request.shared)):
         return Refusal("refused", f"another config than this run's: {keys}")
     if request.role == "learner" and (before := core.sessions.find("learner", "")) is not None and before.hello_seq != seq:

@@ -1,4 +1,4 @@
-"""What actors ask for. Each handler takes the call, changes the core, and returns the reply; None parks the call until something changes."""
+"""What actors ask for, but for Put. Each handler changes the core and returns the reply; None parks the call until something changes."""
 
 import logging
 from collections.abc import Iterable
@@ -31,7 +31,8 @@ def applied(core: Core, session: Session, request: Applied) -> Reply:
     session.confirmed, session.probe = request.version, (request.probe_mean, request.probe_max)
     store.db.execute("UPDATE actors SET confirmed = ?, probe_mean = ?, probe_max = ? WHERE name = ?",
                      (request.version, request.probe_mean, request.probe_max, session.name))
-    store.record("applied", {"actor": session.name, "version": request.version, "probe_mean": request.probe_mean, "probe_max": request.probe_max})
+    store.record("applied", {"actor": session.name, "version": request.version,
+                             "probe_mean": request.probe_mean, "probe_max": request.probe_max})
     return Ok()
 
 
@@ -40,7 +41,7 @@ def give_back(core: Core, session: Session, request: GiveBack) -> Reply:
         core.apply("give_back", transitions, actor=session.name, why=request.reason)
     for current in core.evals:
         if current.actor == session.name:
-            current.put_back(request.group_ids)
+            core.eval_orders_back(current, current.put_back(request.group_ids), request.reason)
     session.delivered.difference_update(request.group_ids)
     return Ok()
 
@@ -90,7 +91,8 @@ def _train_orders(core: Core, session: Session, request: Pull) -> list[WorkOrder
 
 def _again(core: Core, session: Session, want: int) -> list[WorkOrder]:
     """Orders that are this actor's, of which this life of it does not know: a reply got lost, it restarted, or replay did."""
-    lost = [group.group_id for group in core.book.in_state("granted") if group.actor == session.name and group.group_id not in session.delivered]
+    mine = [group.group_id for group in core.book.in_state("granted") if group.actor == session.name]
+    lost = [group_id for group_id in mine if group_id not in session.delivered]
     core.book.touch(lost[:want], session.name, core.now)
     return [core.orders[group_id] for group_id in lost[:want]]
 

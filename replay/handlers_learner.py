@@ -31,8 +31,9 @@ from wire.record import F32, RolloutHead, ScoringPlan, VersionNotice
 
 log = logging.getLogger(__name__)
 EXACT = ("resident", "snapshot")
-SELECT_ANCHORS = ("SELECT s.rollout_id, s.span, s.version, s.source, s.weights_digest, s.trainer, s.rows, s.width, s.row, s.old FROM spans s "
-                  "JOIN rollouts r USING (rollout_id) JOIN groups g USING (group_id) WHERE g.state = 'leased' AND g.purpose = 'train' "
+SELECT_ANCHORS = ("SELECT s.rollout_id, s.span, s.version, s.source, s.weights_digest, s.trainer, s.rows, s.width, s.row, s.old "
+                  "FROM spans s JOIN rollouts r USING (rollout_id) JOIN groups g USING (group_id) "
+                  "WHERE g.state = 'leased' AND g.purpose = 'train' "
                   "AND r.state = 'leased' AND r.reward IS NOT NULL AND s.source IS NOT NULL ORDER BY g.grant_seq, r.sample, s.span")
 SELECT_LEASED = ("SELECT r.head, r.payload FROM rollouts r JOIN groups g USING (group_id) WHERE g.state = 'leased' AND g.purpose = 'train' "
                  "AND r.state = 'leased' AND r.reward IS NOT NULL ORDER BY g.grant_seq, r.sample")
@@ -67,7 +68,7 @@ def checkpointed(core: Core, session: Session, request: Checkpointed) -> Reply:
     store = core.begin()
     update = store.one("SELECT max(update_id) FROM updates WHERE state = 'committed' AND version_in < ?", request.version)
     row = (request.version, update, request.path, request.manifest_digest)
-    if store.one("SELECT 1 FROM checkpoints WHERE version = ? AND update_id IS ? AND path = ? AND manifest_digest = ? AND state = 'complete'", *row):
+    if (*row, "complete") in store.rows("SELECT * FROM checkpoints WHERE version = ?", request.version):
         return Ok()
     store.db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, 'complete')", row)
     store.record("checkpoint", {"version": request.version, "update": update, "path": request.path, "manifest": request.manifest_digest})
@@ -76,15 +77,16 @@ def checkpointed(core: Core, session: Session, request: Checkpointed) -> Reply:
 
 
 def fork(core: Core, session: Session, request: Fork) -> Reply:
-    """Updates after the checkpoint are lost; so are their versions, and what was sampled from them. Every prompt concerned is asked again."""
+    """Updates after the checkpoint are lost; so are their versions, and what was sampled from them. No prompt is skipped: each one
+    concerned is asked again, as a new attempt."""
     forked = core.store.one("SELECT 1 FROM versions WHERE version = ? AND parent = ? AND update_id IS NULL AND state = 'live'",
                             request.notice.version, request.checkpoint)
     if forked and core.versions[request.notice.version] == request.notice:
         return Ok()
     complete = core.store.one("SELECT 1 FROM checkpoints WHERE version = ? AND state = 'complete'", request.checkpoint)
     if request.checkpoint not in core.versions or request.checkpoint and not complete or request.notice.version != core.next_version:
-        return Refusal("again", f"a fork from version {request.checkpoint} to {request.notice.version}: there must be a complete checkpoint of it, "
-                                f"and the new version is number {core.next_version}")
+        return Refusal("again", f"a fork from version {request.checkpoint} to {request.notice.version}: there must be a complete "
+                                f"checkpoint of it, and the new version is number {core.next_version}")
     store = core.begin()
     after = store.one("SELECT update_id FROM checkpoints WHERE version = ? AND state = 'complete'", request.checkpoint) or 0
     newest = dict(store.rows("SELECT group_id, max(newest_version) FROM rollouts WHERE state IN ('buffered', 'leased') GROUP BY group_id"))
@@ -98,7 +100,8 @@ def fork(core: Core, session: Session, request: Fork) -> Reply:
         del core.versions[version]
     _forget_evaluations(core, request.checkpoint)
     add_version(core, request.notice, request.checkpoint, None)
-    core.apply("fork", transitions, checkpoint=request.checkpoint, notice=msgspec.to_builtins(request.notice), updates=lost, versions=orphaned)
+    core.apply("fork", transitions, checkpoint=request.checkpoint, notice=msgspec.to_builtins(request.notice),
+               updates=lost, versions=orphaned)
     counts = dict(store.rows("SELECT skipped, count(*) FROM updates WHERE state = 'committed' GROUP BY skipped"))
     core.stepped, core.skipped = counts.get(0, 0), counts.get(1, 0)
     core.plan_evaluation()

@@ -4,6 +4,7 @@ from typing import Any
 
 from replay.books import books, imbalance
 from replay.core import Core
+from replay.evals import EvalRound
 from replay.handlers_learner import awaited
 from replay.sessions import Session
 
@@ -19,14 +20,18 @@ def live_values(core: Core) -> dict[str, Any]:
         "rollouts": counts, "imbalance": imbalance(counts),
         "counters": core.store.counters,
         "actors": [_actor(core, session) for session in core.sessions.of("actor")],
-        "evals": [{"eval": e.eval_id, "version": e.version, "updates": e.updates, "answered": e.answered, "total": e.total, "actor": e.actor}
-                  for e in core.evals],
+        "evals": [_evaluation(current) for current in core.evals],
         "heldout": [{"version": version, "updates": updates, "sampled": sampled, "greedy": greedy, "failed": failed}
                     for version, updates, sampled, greedy, failed in core.store.rows(
                         "SELECT version, updates, sampled, greedy, failed FROM evals WHERE state = 'done' ORDER BY eval_id")],
         "awaited": "" if core.training_done or states["leased"] else awaited(core),
         "metrics": core.last_metrics, "ledger_head": core.store.ledger.head, "ledger_rows": core.store.ledger.seq,
     }
+
+
+def _evaluation(current: EvalRound) -> dict[str, Any]:
+    return {"eval": current.eval_id, "version": current.version, "updates": current.updates, "answered": current.answered,
+            "total": current.total, "actor": current.actor}
 
 
 def _actor(core: Core, session: Session) -> dict[str, Any]:

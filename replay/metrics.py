@@ -1,5 +1,5 @@
-"""One line of metrics.jsonl per update: committed in the update's row, then appended to the file; what a crash kept from it is appended at the
-next start."""
+"""One line of metrics.jsonl per update: committed in the update's row, then appended to the file; what a crash kept from it is appended
+at the next start."""
 
 import json
 import os
@@ -27,8 +27,10 @@ def metrics_line(core: Core, record: UpdateRecord) -> dict[str, Any]:
         **record.metrics, "update": record.update, "stepped": core.stepped, "skipped": record.skipped, "version_in": record.version_in,
         "version_out": record.version_out, "time": core.clock.wall(), "reward": float(rewards.mean()), "reward_std": float(rewards.std()),
         "response_len": float(np.mean([length for _, _, length in rows])),
-        "staleness": {"mean": float(np.mean(ages)), "max": max(ages), "histogram": {str(age): n for age, n in sorted(Counter(ages).items())}},
-        "tokens_per_s": made / elapsed if elapsed else None, "seconds": record.seconds, "seconds_since_last": elapsed or None, "actor_idle": idle,
+        "staleness": {"mean": float(np.mean(ages)), "max": max(ages),
+                      "histogram": {str(age): count for age, count in sorted(Counter(ages).items())}},
+        "tokens_per_s": made / elapsed if elapsed else None, "seconds": record.seconds, "seconds_since_last": elapsed or None,
+        "actor_idle": idle,
         "waits": who_waits(record.seconds.get("wait", 0.0), elapsed, idle),
     }
 

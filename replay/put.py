@@ -51,7 +51,8 @@ def put(core: Core, session: Session, request: Put, bulk: bytes) -> Reply:
         elif standing not in ("open", "eval"):
             tally.refused.append((head.rollout_id, standing))
         elif payloads is None:
-            _quarantine(core, session, head, bulk if index == 0 else b"", f"wrong lengths: {len(bulk)} payload bytes do not fit the heads", tally)
+            misfit = f"wrong lengths: {len(bulk)} payload bytes do not fit the heads"
+            _quarantine(core, session, head, bulk if index == 0 else b"", misfit, tally)
             seen.add((of, head.sample))
         else:
             seen.add((of, head.sample))
@@ -129,7 +130,9 @@ def _store_evals(core: Core, session: Session, items: list[Item], tally: Tally) 
     for head, payload, _, order in (item for index, item in enumerate(items) if index not in bad):
         of = group_id(order)
         reward, failure = (head.verdict.reward, None) if isinstance(head.verdict, Scored) else (None, head.verdict.reason)
-        rows.append((head.rollout_id, core.eval_group(of)[0].eval_id, of, order.purpose, order.version, head.response_len,  # type: ignore[index]
+        found = core.eval_group(of)
+        assert found is not None
+        rows.append((head.rollout_id, found[0].eval_id, of, order.purpose, order.version, head.response_len,
                      reward, failure, encode(head), bytes(payload)))
         _eval_outcome(core, of, head.sample, reward)
     if rows:
@@ -192,7 +195,8 @@ def _outcome(head: RolloutHead) -> Outcome:
 
 def _count_tokens(core: Core, heads: list[RolloutHead]) -> None:
     tokens = np.array([head.response_len for head in heads])
-    share = core.update_times.share(np.array([head.started for head in heads]), np.array([head.finished for head in heads]), core.clock.wall())
+    started, finished = (np.array([getattr(head, end) for head in heads]) for end in ("started", "finished"))
+    share = core.update_times.share(started, finished, core.clock.wall())
     core.store.count("tokens_generated", int(tokens.sum()))
     core.store.count("tokens_generated_during_updates", float((tokens * share).sum()))
 
@@ -212,7 +216,8 @@ def _watch(core: Core, session: Session, heads: list[RolloutHead], quarantined: 
         return
     limit = core.config.replay.max_failure_rate
     if failed > limit * len(core.verdicts):
-        raise RunError(f"{failed} of the last {len(core.verdicts)} verdicts failed, more than replay.max_failure_rate = {limit}: look at the verifier")
+        raise RunError(f"{failed} of the last {len(core.verdicts)} verdicts failed, more than replay.max_failure_rate = {limit}: "
+                       "look at the verifier")
     if not core.verdicts_warned:
         log.warning("%d of the last %d verdicts failed", failed, len(core.verdicts))
         core.verdicts_warned = True

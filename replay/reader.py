@@ -25,9 +25,7 @@ class RunReader:
         if not store.is_file():
             raise ConfigError(_missing(self.run_dir))
         try:
-            self.db = sqlite3.connect(f"{store.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None)
-            self.db.execute("BEGIN")
-            self.db.execute("SELECT count(*) FROM meta").fetchone()  # takes the snapshot
+            self.db = _snapshot(store)
         except sqlite3.Error as error:
             raise ConfigError(f"{store} cannot be read as a run's store: {error}") from None
 
@@ -78,3 +76,24 @@ def _missing(run_dir: Path) -> str:
     parent = run_dir.parent
     known = sorted(path.parent.name for path in parent.glob(f"*/{STORE}")) if parent.is_dir() else []
     return f"no run at {run_dir}: " + (f"{parent} holds {', '.join(known)}" if known else f"there are no runs in {parent}")
+
+
+def _snapshot(store: Path) -> sqlite3.Connection:
+    try:
+        return _begin(store, "mode=ro")
+    except sqlite3.OperationalError:
+        if store.with_name(f"{store.name}-wal").exists():
+            raise
+    return _begin(store, "immutable=1")  # a finished run where nothing may be written, not even SQLite's shared index
+
+
+def _begin(store: Path, how: str) -> sqlite3.Connection:
+    """A read-only connection in a transaction that has begun to read."""
+    db = sqlite3.connect(f"{store.resolve().as_uri()}?{how}", uri=True, isolation_level=None)
+    try:
+        db.execute("BEGIN")
+        db.execute("SELECT count(*) FROM meta").fetchone()
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db

@@ -5,6 +5,7 @@ from collections import Counter
 
 import msgspec
 
+from replay.budget import too_old
 from replay.core import Core
 from replay.evals import EvalGroup, EvalRound
 from replay.sampler import Group, Outcome
@@ -68,7 +69,8 @@ def _groups(core: Core) -> None:
             "WHERE state IN ('granted', 'complete', 'leased') AND purpose = 'train'"):
         found = outcomes.get(group_id, [])
         oldest = min((version for _, outcome, version in found if outcome == "scored"), default=None)
-        core.book.restore(Group(group_id, order_id, attempt, n, actor, seq, core.now, state, {s: outcome for s, outcome, _ in found}, oldest))
+        by_sample = {sample: outcome for sample, outcome, _ in found}
+        core.book.restore(Group(group_id, order_id, attempt, n, actor, seq, core.now, state, by_sample, oldest))
         core.orders[group_id] = msgspec.json.decode(text, type=WorkOrder)
     core.book.next_seq = max(core.book.next_seq, (core.store.one("SELECT max(grant_seq) FROM groups") or -1) + 1)
 
@@ -95,7 +97,7 @@ def _evals(core: Core) -> None:
             "SELECT group_id, work_order FROM groups WHERE eval_id = ? ORDER BY rowid", eval_id)}
         for group_id, rollout, reward in store.rows("SELECT group_id, rollout_id, reward FROM eval_rollouts WHERE eval_id = ?", eval_id):
             groups[group_id].outcomes[int(rollout.rpartition(".")[2])] = reward
-        for group_id, sample in store.rows("SELECT f.group_id, sample FROM failures f JOIN groups g USING (group_id) WHERE g.eval_id = ?", eval_id):
+        for group_id, sample in store.rows("SELECT group_id, sample FROM failures JOIN groups USING (group_id) WHERE eval_id = ?", eval_id):
             groups[group_id].outcomes[sample] = None
         core.evals.append(EvalRound(eval_id, version, updates, groups))
         _give_back_to_holder(core.evals[-1], dict(store.rows(
@@ -113,5 +115,5 @@ def _give_back_to_holder(current: EvalRound, held: dict[str, str], now: float) -
 def unlease_if_too_old(core: Core) -> None:
     """A budget lowered on resume may make a lease untrainable: its groups are complete again, and the next lease looks at them anew."""
     oldest = [group.oldest_version for group in core.book.in_state("leased") if group.oldest_version is not None]
-    if oldest and core.committed - min(oldest) > core.book.max_staleness or len(core.book.in_state("leased")) not in (0, core.book.groups_per_update):
+    if oldest and too_old(core.committed, min(oldest), core.book.max_staleness):
         core.apply("groups", core.book.unlease(), why="lease_no_longer_trainable")

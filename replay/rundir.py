@@ -1,4 +1,5 @@
-"""The run directory: created once, resumed only with what may change. `<run>/{config.json, replay.sqlite, weights/, checkpoints/, logs/}`."""
+"""The run directory, `<run>/{config.json, replay.sqlite, weights/, checkpoints/, logs/}`: created once, resumed only with what may
+change."""
 
 import fcntl
 import json
@@ -33,7 +34,8 @@ def check_run(arguments: Arguments) -> Changed:
     changed = changes(before, arguments.config)
     for key, (was, now) in changed.items():
         if not any(key == known or key.startswith(f"{known}.") for known in RESUMABLE):
-            raise ConfigError(f"{key} was {was!r} when {run_dir} was started and is {now!r} now: a resumed run may change only {', '.join(RESUMABLE)}")
+            raise ConfigError(f"{key} was {was!r} when {run_dir} was started and is {now!r} now: "
+                              f"a resumed run may change only {', '.join(RESUMABLE)}")
     return changed
 
 

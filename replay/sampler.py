@@ -94,7 +94,8 @@ class GroupBook:
 
     def give_back(self, group_ids: Iterable[str], actor: str) -> list[Transition]:
         """The actor will not finish these. Not the prompt's fault, so it is always asked again."""
-        mine = [self.groups[g] for g in group_ids if g in self.groups and self.groups[g].actor == actor and self.groups[g].state == "granted"]
+        given = set(group_ids)
+        mine = [group for group in self.in_state("granted") if group.group_id in given and group.actor == actor]
         return [self._settle(group, "given_back", always=True) for group in mine]
 
     def expire_orders(self, now: float, lease_s: float) -> list[Transition]:
@@ -125,8 +126,8 @@ class GroupBook:
         for group in self.in_state("complete"):
             if group.oldest_version is not None and too_old(version, group.oldest_version, self.max_staleness):
                 del self.groups[group.group_id]
-                last = group.attempt >= self.max_attempts
-                transitions.append(Transition(group, "dropped", "too_slow") if last else Transition(group, "expired", "staleness", requeue=True))
+                transitions.append(Transition(group, "expired", "staleness", requeue=True) if group.attempt < self.max_attempts
+                                   else Transition(group, "dropped", "too_slow"))
         return transitions
 
     def unlease(self) -> list[Transition]:

@@ -12,8 +12,9 @@ NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 @dataclass
 class Session:
-    """`last_seen` is monotonic. `applied`: versions that its engine proved; `confirmed`: the one it says it holds now. `delivered`: orders this life of the process has been sent; others that are granted to its name are sent
-    again. `last_work` is the last answer to a Pull, for a repeated request."""
+    """`last_seen` is monotonic. `applied`: versions that its engine proved; `confirmed`: the one it holds now (-1: none).
+    `delivered`: orders that this life of the process was sent; others granted to its name are sent again. `last_work`: number and answer
+    of its last Pull, for a repeated request. `noticed`: the version it was last told of."""
 
     role: str
     name: str

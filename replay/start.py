@@ -21,8 +21,8 @@ def read_prompts(config: Config) -> tuple[PromptFile, PromptFile | None]:
 
 def open_core(config: Config, run_dir: Path, prompts: tuple[PromptFile, PromptFile | None], *, changed: Changed | None = None,
               clock: Clock | None = None, storage: type[Storage] = Storage) -> Core:
-    """Open or create the store, rebuild memory from it, and record the start. Raises ConfigError when the prompt files are not those that the
-    run began with."""
+    """Open or create the store, rebuild memory from it, and record the start. Raises ConfigError when the prompt files are not those
+    that the run began with."""
     clock = clock or Clock()
     store = Store(run_dir / "replay.sqlite", commit_s=config.replay.commit_ms / 1000, storage=storage)
     core = Core(config, run_dir, store, clock, *prompts)
@@ -30,7 +30,8 @@ def open_core(config: Config, run_dir: Path, prompts: tuple[PromptFile, PromptFi
     digests = [prompt_file.digest for prompt_file in prompts if prompt_file is not None]
     if known is not None and known != " ".join(digests):
         store.close()
-        raise ConfigError(f"task.train or task.heldout no longer holds what {run_dir} was started with: restore the files, or start another run")
+        raise ConfigError(f"task.train or task.heldout no longer holds what {run_dir} was started with: restore the files, "
+                          "or start another run")
     core.begin().set_meta("prompts", " ".join(digests))
     if changed and shared_changed(changed):
         store.set_meta("sessions", "[]")  # whoever joined under the old config has to say HELLO again

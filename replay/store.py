@@ -13,6 +13,7 @@ from replay.ledger import FIRST, Ledger
 from wire.errors import StoreError
 
 SCHEMA_VERSION = 1
+PRAGMAS = ("auto_vacuum = INCREMENTAL", "journal_mode = WAL", "synchronous = FULL", "busy_timeout = 10000", "foreign_keys = ON")
 MAX_PENDING_BYTES = 1 << 20
 
 
@@ -48,7 +49,7 @@ class Store:
         self._began: float | None = None
         self._bytes = 0
         self._dirty: set[str] = set()
-        for pragma in ("auto_vacuum = INCREMENTAL", "journal_mode = WAL", "synchronous = FULL", "busy_timeout = 10000", "foreign_keys = ON"):
+        for pragma in PRAGMAS:
             self.db.execute(f"PRAGMA {pragma}")
         if (found := self.one("PRAGMA user_version")) == 0:
             self._create()

@@ -61,7 +61,8 @@ def check_packages() -> None:
             raise ConfigError(f"package {name!r} is not installed beside {home / 'wire'}: install Leeway again")
         folder = Path(next(iter(spec.submodule_search_locations))).resolve()
         if folder.parent != home:
-            raise ConfigError(f"package {name!r} comes from {folder}, not from {home}: another distribution hides Leeway's; use a clean environment")
+            raise ConfigError(f"package {name!r} comes from {folder}, not from {home}: another distribution hides Leeway's; "
+                              "use a clean environment")
 
 
 class _JsonLines(logging.Formatter):

@@ -87,8 +87,8 @@ class Router:
 
 
 class Dealer:
-    """The client's socket: ZeroMQ reconnects for ever. Nothing is queued for a peer that is not there, and a lost connection shows in `dropped`,
-    so that the caller can send again exactly what the lost peer may not have read."""
+    """The client's socket: ZeroMQ reconnects for ever. Nothing is queued for a peer that is not there, and a lost connection shows in
+    `dropped`, so that the caller can send again exactly what the lost peer may not have read."""
 
     def __init__(self, endpoint: str, *, asynchronous: bool = False) -> None:
         check_libzmq()

@@ -20,7 +20,9 @@ def main(parts: list[str]) -> int:
     for part in parts or list(PARTS):
         began = time.monotonic()
         text = PARTS[part]()
-        (OUT / f"{part}.md").write_text(f"{text}\n\n{describe_machine()}; measured {time.strftime('%Y-%m-%d')}, {time.monotonic() - began:.0f} s.\n")
+        (OUT / f"{part}.md").write_text(
+            f"{text}\n\n{describe_machine()}; measured {time.strftime('%Y-%m-%d')}, {time.monotonic() - began:.0f} s.\n"
+        )
         print(text, flush=True)
     return 0
 

@@ -22,8 +22,9 @@ def table() -> str:
         name = f"mismatch-{index}"
         measure(name, ["configs/tiny-cpu.toml"], **settings, **{"replay.max_staleness": 0, "learner.updates": UPDATES, "eval.prompts": 4})
         rows.append([engine, *_row(stored_log_ratio(name))])
-    return ("log(old/mu) at equal weights, from the store of synchronous runs:\n\n"
-            + markdown(["engine / trainer", "tokens", "mean", "mean abs", "max abs", "k3", "ESS", "outside [0.5, 2]"], rows))
+    return "log(old/mu) at equal weights, from the store of synchronous runs:\n\n" + markdown(
+        ["engine / trainer", "tokens", "mean", "mean abs", "max abs", "k3", "ESS", "outside [0.5, 2]"], rows
+    )
 
 
 def stored_log_ratio(name: str) -> np.ndarray:
@@ -40,6 +41,13 @@ def stored_log_ratio(name: str) -> np.ndarray:
 
 def _row(x: np.ndarray) -> list[str]:
     ratio = np.exp(x)
-    ess = ratio.sum() ** 2 / (len(x) * (ratio ** 2).sum())
-    return [str(len(x)), f"{x.mean():.1e}", f"{abs(x).mean():.1e}", f"{abs(x).max():.1e}", f"{(ratio - 1 - x).mean():.1e}", f"{ess:.4f}",
-            f"{((ratio < 0.5) | (ratio > 2)).mean():.2%}"]
+    ess = ratio.sum() ** 2 / (len(x) * (ratio**2).sum())
+    return [
+        str(len(x)),
+        f"{x.mean():.1e}",
+        f"{abs(x).mean():.1e}",
+        f"{abs(x).max():.1e}",
+        f"{(ratio - 1 - x).mean():.1e}",
+        f"{ess:.4f}",
+        f"{((ratio < 0.5) | (ratio > 2)).mean():.2%}",
+    ]

@@ -43,8 +43,12 @@ def measure(name: str, configs: list[str], **settings: object) -> Measured:
         subprocess.run(["rm", "-r", str(folder)], check=True)
     sets = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     began = time.monotonic()
-    done = subprocess.run([sys.executable, "-m", "leeway.cli", "run", *configs, "--name", folder.name,
-                           "--set", 'replay.endpoint="tcp://127.0.0.1:0"', *sets], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "leeway.cli", "run", *configs, "--name", folder.name, "--set", 'replay.endpoint="tcp://127.0.0.1:0"', *sets],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise RuntimeError(f"{name}: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     load_resolved(folder / "config.json")

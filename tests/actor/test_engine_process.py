@@ -1,6 +1,7 @@
 """Starting, refusing to start, and leaving nothing behind. All but the last with a stand-in for SGLang that starts at once."""
 
 import asyncio
+import os
 import signal
 import socket
 import stat
@@ -210,7 +211,10 @@ def kill_the_owner(model: str, log: Path, processes: int, *arguments: str, ready
         while len(group_members(int(pid))) < processes:
             time.sleep(0.01)
         owner.kill()
-    assert left_behind(int(pid)) == []
+    left = left_behind(int(pid))
+    for straggler in left:
+        os.kill(straggler, signal.SIGKILL)
+    assert left == []
     assert not Path(folder).exists()
 
 

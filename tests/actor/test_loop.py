@@ -11,7 +11,7 @@ from tests.actor.orders import evaluation, train
 from tests.support.versions import publish
 from wire.errors import EngineError, RunError
 from wire.messages import Applied, Engine, GiveBack, Hello
-from wire.record import Failed, Scored, Span
+from wire.record import Failed, Sampling, Scored, Span
 
 
 def broken() -> EngineError:
@@ -54,7 +54,7 @@ async def test_orders_become_judged_rollouts_with_the_engines_log_probs(stage: S
 async def test_a_retract_in_mid_response_gives_two_spans_each_with_its_versions_log_probs(stage: Stage) -> None:
     stage.engine.token_s = 0.02
     await stage.start()
-    await stage.replay.grant(train(1, n=1, sampling=train(1).sampling.__class__(1.0, 40)))
+    await stage.replay.grant(train(1, n=1, sampling=Sampling(1.0, 40)))
     await stage.until(lambda: stage.engine.tokens_made >= 5)
     await stage.publish(1)
     await stage.until(lambda: "t1.1.0" in stage.replay.heads)
@@ -85,7 +85,7 @@ async def test_drain_finishes_what_is_in_flight_under_the_old_version(stage: Sta
 async def test_abort_puts_what_was_made_and_fails_what_was_not(stage: Stage) -> None:
     stage.engine.token_s = 0.01
     await stage.start(on_new_weights="abort")
-    await stage.replay.grant(train(1, sampling=train(1).sampling.__class__(1.0, 500)))
+    await stage.replay.grant(train(1, sampling=Sampling(1.0, 500)))
     await stage.until(lambda: stage.engine.tokens_made >= 6)
     stage.engine.hang = True
     await stage.replay.grant(train(2))  # sent, and without a token when the abort comes
@@ -107,7 +107,7 @@ async def test_in_place_marks_tokens_made_from_a_stale_cache(stage: Stage) -> No
     stage.engine.token_s = 0.01
     await stage.start(on_new_weights="in_place", requests_in_flight=3)
     assert ("load_weights", True) not in stage.engine.calls
-    long = train(1).sampling.__class__(1.0, 60)
+    long = Sampling(1.0, 60)
     await stage.replay.grant(train(1, n=1, sampling=long))
     await stage.until(lambda: stage.engine.tokens_made >= 3)
     await stage.publish(1)
@@ -286,7 +286,7 @@ async def test_rows_made_while_the_weights_were_in_doubt_are_made_again(stage: S
 
     stage.engine.token_s = 0.01
     await stage.start()
-    await stage.replay.grant(train(1, n=1, sampling=train(1).sampling.__class__(1.0, 30)))
+    await stage.replay.grant(train(1, n=1, sampling=Sampling(1.0, 30)))
     await stage.until(lambda: stage.engine.tokens_made >= 3)
     await stage.replay.commit(publish(stage.run_dir, 1, engine=FakeEngine(seed=1)))
     await stage.until(lambda: "t1.1.0" in stage.replay.heads)
@@ -295,4 +295,24 @@ async def test_rows_made_while_the_weights_were_in_doubt_are_made_again(stage: S
     assert stage.replay.heads["t1.1.0"].finish_reason == "length"
     assert stage.replay.applied == [0]
     assert "weights_refused" in stage.replay.notes
+    await stage.finish()
+
+
+async def test_a_response_that_ends_between_a_swap_and_its_proof_waits_for_the_proof(stage: Stage) -> None:
+    stage.engine.token_s = 0.01
+    await stage.start()
+    score = stage.engine.score
+
+    async def slow(token_ids: list[int]) -> np.ndarray:
+        await stage.replay.until(lambda: stage.engine.in_flight == 0)
+        await asyncio.sleep(0.1)
+        return await score(token_ids)
+
+    stage.engine.score = slow  # type: ignore[method-assign]
+    await stage.replay.grant(train(1, n=1, sampling=Sampling(1.0, 30)))
+    await stage.until(lambda: stage.engine.tokens_made >= 3)
+    await stage.replay.commit(publish(stage.run_dir, 1, engine=FakeEngine(seed=1)))
+    await stage.until(lambda: "t1.1.0" in stage.replay.heads)
+    assert versions_of(stage, "t1.1.0") == [0]  # what it had made, partly under version 1, was thrown away
+    assert stage.engine.tokens_made == 60
     await stage.finish()

@@ -269,8 +269,8 @@ def ledger_row_removed(run: Path, sql: Sql) -> Fault:
 
 
 def ledger_body_changed(run: Path, sql: Sql) -> Fault:
-    sql("UPDATE ledger SET body = replace(body, 'a0', 'a1') WHERE kind = 'grant' AND seq = (SELECT min(seq) FROM ledger WHERE kind = 'grant')")
     seq = sql("SELECT min(seq) FROM ledger WHERE kind = 'grant'")[0][0]
+    sql("UPDATE ledger SET body = replace(body, 'a0', 'a1') WHERE seq = ?", seq)
     return Fault("ledger", f"row {seq}", "kind or body was changed")
 
 
@@ -298,14 +298,27 @@ def commit_without_row(run: Path, sql: Sql) -> Fault:
     return Fault("record", "update 5", "committed according to the ledger; it has no row")
 
 
+def transition_skipped(run: Path, sql: Sql) -> Fault:
+    """A chain that is right, but in which a group is trained that was never leased."""
+    group = sql("SELECT group_id FROM groups WHERE state = 'trained' ORDER BY 1")[0][0]
+    prev = "0" * 64
+    for seq, kind, body in sql("SELECT seq, kind, body FROM ledger ORDER BY seq"):
+        if kind == "lease":
+            body = body.replace(f'"{group}",', "")
+        digest_of_row = row_hash(prev, seq, kind, body)
+        sql("UPDATE ledger SET body = ?, prev = ?, hash = ? WHERE seq = ?", body, prev, digest_of_row, seq)
+        prev = digest_of_row
+    return Fault("transition", group, "from complete to trained")
+
+
 FAULTS = [
-    payload_bit, mu_value(0.25), mu_value(np.nan), mu_value(-np.inf), payload_with_new_digest, payload_gone, reward_of_row, reward_everywhere,
-    span_gap, span_order, state_without_transition, trained_without_record, group_state, rollout_deleted, rollout_invented,
-    books_out_of_balance, anchor_gone, source_unknown, stale_cache_anchored, anchor_under_other_weights, old_changed, old_against_ledger,
-    column_changed, column_gone, weight_of_a_masked_token, over_budget, record_changed, record_with_new_digest, trained_twice,
-    weights_file_bit, weights_manifest, weights_gone, version_digest, version_deleted, version_marked_removed, checkpoint_manifest,
-    accuracy_forged, config_edited, ledger_row_removed, ledger_body_changed, ledger_body_rehashed, ledger_tail_cut,
-    ledger_tail_cut_before_a_checkpoint, commit_without_row,
+    payload_bit, mu_value(0.25), mu_value(np.nan), mu_value(-np.inf), payload_with_new_digest, payload_gone, reward_of_row,
+    reward_everywhere, span_gap, span_order, state_without_transition, trained_without_record, group_state, rollout_deleted,
+    rollout_invented, books_out_of_balance, anchor_gone, source_unknown, stale_cache_anchored, anchor_under_other_weights, old_changed,
+    old_against_ledger, column_changed, column_gone, weight_of_a_masked_token, over_budget, record_changed, record_with_new_digest,
+    trained_twice, weights_file_bit, weights_manifest, weights_gone, version_digest, version_deleted, version_marked_removed,
+    checkpoint_manifest, accuracy_forged, config_edited, ledger_row_removed, ledger_body_changed, ledger_body_rehashed, ledger_tail_cut,
+    ledger_tail_cut_before_a_checkpoint, commit_without_row, transition_skipped,
 ]  # fmt: skip
 
 
@@ -324,3 +337,14 @@ def test_missing_is_refused_where_the_config_says_so(tmp_path: Path) -> None:
     assert audit(build.finish()).findings == [
         Finding("source", [rollout, "update 1"], "span 0 (version 0, tokens 0 to 6) has source missing, which anchor.on_missing = 'refuse' "
                                                  "does not allow")]  # fmt: skip
+
+
+def test_a_token_without_anchor_that_was_kept(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path / "kept", updates=1)
+    rollout = f"{build.generate(2)[0].order_id}.1.0"
+    build.update(missing=rollout)
+    keep = build.core.store.one("SELECT data FROM update_columns WHERE name = 'keep'")
+    build.core.store.db.execute("UPDATE update_columns SET data = ? WHERE name = 'keep'", (flip(keep, 2),))
+    assert [f.text for f in audit(build.finish()).findings if f.kind == "source" and rollout in f.ids] == [
+        "span 0 (version 0, tokens 0 to 6) has no anchor, and yet 1 of its tokens were kept"
+    ]

@@ -11,7 +11,8 @@ from wire.digest import digest_json
 from wire.errors import ConfigError
 
 FIELDS = {
-    "schema": int, "status": str, "updates": int, "updates_skipped": int, "version_final": int, "max_staleness": int, "max_staleness_trained": int,
+    "schema": int, "status": str, "updates": int, "updates_skipped": int, "version_final": int, "max_staleness": int,
+    "max_staleness_trained": int,
     "mean_staleness_trained": float, "heldout": {"first": {"sampled", "greedy"}, "last": {"sampled", "greedy"}},
     "rollouts": {"produced", "trained", "dropped", "expired", "lost", "buffered", "leased"}, "duplicates_refused": int, "quarantined": int,
     "trained_twice": int, "old_sources": dict, "tokens": {"generated", "trained", "generated_during_updates"},

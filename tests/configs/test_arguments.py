@@ -8,7 +8,7 @@ import pytest
 from configs.arguments import parse
 
 
-@pytest.fixture()
+@pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "mine.toml"
     path.write_text('[model]\npath = "m"\n[task]\ntrain = "t.jsonl"\n')
@@ -29,10 +29,16 @@ def test_a_run_is_named_after_the_last_file(file: Path) -> None:
     assert parse([str(file)], "replay").name == "mine"
 
 
-@pytest.mark.parametrize(("arguments", "line"), [
-    (["--set", "replay.max_stalenes=4"], "unknown key; the nearest one is replay.max_staleness"), (["--name", "../up"], "run name '../up'"),
-    (["--wrong"], "unrecognized arguments: --wrong"), (["--res"], "unrecognized arguments: --res"), (["nowhere.toml"], "no such config file"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--set", "replay.max_stalenes=4"], "unknown key; the nearest one is replay.max_staleness"),
+        (["--name", "../up"], "run name '../up'"),
+        (["--wrong"], "unrecognized arguments: --wrong"),
+        (["--res"], "unrecognized arguments: --res"),
+        (["nowhere.toml"], "no such config file"),
+    ],
+)
 def test_a_wrong_argument_is_one_line_and_exit_two(file: Path, arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse([str(file), *arguments], "replay")

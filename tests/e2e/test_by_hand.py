@@ -1,5 +1,5 @@
-"""The daemons started by hand, in an awkward order: a learner on two ranks first, an actor attached to the user's own SGLang server, a second
-actor with its own engine rounded to fp8, replay last. The user's own data and reward are those of the README, as they stand there."""
+"""The daemons started by hand, in an awkward order: a learner on two ranks first, an actor attached to the user's own SGLang server, a
+second actor with its own engine rounded to fp8, replay last. The data and the reward are those of the README, as they stand there."""
 
 import json
 import os
@@ -16,14 +16,28 @@ import psutil
 import pytest
 
 from leeway.plan import free_port
+from tests.support.recompute import icepop_ppo_token_mean, open_store, read_update
 from tests.support.user_engine import ROOT, serve
 
 pytestmark = [pytest.mark.e2e, pytest.mark.sglang, pytest.mark.deepspeed, pytest.mark.timeout(900)]
 
 UPDATES = 4
-SMALL = {"learner.updates": UPDATES, "learner.groups_per_update": 8, "learner.micro_batch_rows": 16, "learner.score_rows": 32, "learner.length_bucket": 10,
-         "learner.zero_stage": 2, "sampling.n": 4, "replay.max_staleness": 1, "eval.prompts": 4, "recipe.engine": "icepop", "recipe.engine_low": 0.9,
-         "recipe.engine_high": 1.1, "recipe.clip_low": 0.001, "recipe.clip_high": 0.001}
+SMALL = {
+    "learner.updates": UPDATES,
+    "learner.groups_per_update": 8,
+    "learner.micro_batch_rows": 16,
+    "learner.score_rows": 32,
+    "learner.length_bucket": 10,
+    "learner.zero_stage": 2,
+    "sampling.n": 4,
+    "replay.max_staleness": 1,
+    "eval.prompts": 4,
+    "recipe.engine": "icepop",
+    "recipe.engine_low": 0.9,
+    "recipe.engine_high": 1.1,
+    "recipe.clip_low": 0.001,
+    "recipe.clip_high": 0.001,
+}
 
 
 def readme_block(language: str, first_line: str) -> str:
@@ -38,7 +52,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "my_rewards.py").write_text(readme_block("python", "# my_rewards.py"))
     (home / "mine.toml").write_text(readme_block("toml", "# mine.toml").replace("path/to/a/model", "model"))
     made = ROOT / "runs" / ".cold-start" / "addition"
-    subprocess.run([sys.executable, "-m", "learner.coldstart", "configs/tiny-cpu.toml"], cwd=ROOT, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    subprocess.run(
+        [sys.executable, "-m", "learner.coldstart", "configs/tiny-cpu.toml"],
+        cwd=ROOT,
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     for name in ("model", "train.jsonl", "heldout.jsonl"):
         (home / name).symlink_to(made / name)
     return home
@@ -47,25 +66,63 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def finished(home: Path) -> Iterator[dict[str, Any]]:
     port = free_port("127.0.0.1")
-    common = ["mine.toml", "--name", "hand", "--set", f'replay.endpoint="tcp://127.0.0.1:{port}"',
-              *(word for key, value in SMALL.items() for word in ("--set", f"{key}={json.dumps(value)}"))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
+    common = [
+        "mine.toml",
+        "--name",
+        "hand",
+        "--set",
+        f'replay.endpoint="tcp://127.0.0.1:{port}"',
+        *(word for key, value in SMALL.items() for word in ("--set", f"{key}={json.dumps(value)}")),
+    ]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+        "PYTHONPATH": str(ROOT),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(name: str, *words: str) -> None:
         with (home / f"{name}.log").open("wb") as log:
-            running[name] = subprocess.Popen([sys.executable, "-m", *words], cwd=home, env=environment, stdout=log, stderr=subprocess.STDOUT)
+            running[name] = subprocess.Popen(
+                [sys.executable, "-m", *words], cwd=home, env=environment, stdout=log, stderr=subprocess.STDOUT
+            )
 
     with serve(home / "model", home) as (url, key_file, server):
-        start("learner", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port("127.0.0.1")), "-m", "learner", *common)
-        start("attached", "actor", *common, "--set", f"actor.url={url}", "--set", f"actor.api_key_file={key_file}", "--set", "actor.name=attached")
+        start(
+            "learner",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "--master-port",
+            str(free_port("127.0.0.1")),
+            "-m",
+            "learner",
+            *common,
+        )
+        start(
+            "attached",
+            "actor",
+            *common,
+            "--set",
+            f"actor.url={url}",
+            "--set",
+            f"actor.api_key_file={key_file}",
+            "--set",
+            "actor.name=attached",
+        )
         start("own", "actor", *common, "--set", "actor.name=own", "--set", "actor.round_weights=fp8")
         time.sleep(3)
         start("replay", "replay", *common)
         try:
             codes = {name: running[name].wait(600) for name in ("learner", "attached", "own", "replay")}
-            yield {"codes": codes, "logs": {name: (home / f"{name}.log").read_text()[-3000:] for name in running}, "dir": home / "runs" / "hand",
-                   "engine_lives": server.poll() is None}
+            yield {
+                "codes": codes,
+                "logs": {name: (home / f"{name}.log").read_text()[-3000:] for name in running},
+                "dir": home / "runs" / "hand",
+                "engine_lives": server.poll() is None,
+            }
         finally:
             for process in running.values():
                 if process.poll() is None:
@@ -91,14 +148,20 @@ def test_both_actors_gave_trained_rollouts(finished: dict[str, Any]) -> None:
 
 def test_two_ranks_trained_under_zero_2(finished: dict[str, Any]) -> None:
     with sqlite3.connect(finished["dir"] / "replay.sqlite") as db:
-        records = [json.loads(text) for text, in db.execute("SELECT record FROM updates WHERE NOT skipped")]
+        records = [json.loads(text) for (text,) in db.execute("SELECT record FROM updates WHERE NOT skipped")]
     assert len(records) == UPDATES
     assert {(record["state"]["world_size"], record["state"]["zero_stage"]) for record in records} == {(2, 2)}
 
 
 def test_the_audit_is_clean(finished: dict[str, Any], home: Path) -> None:
-    audit = subprocess.run([sys.executable, "-m", "leeway.cli", "audit", "hand", "--json"], cwd=home, capture_output=True, text=True, check=False,
-                           env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    audit = subprocess.run(
+        [sys.executable, "-m", "leeway.cli", "audit", "hand", "--json"],
+        cwd=home,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
     assert audit.returncode == 0, audit.stdout + audit.stderr
 
 
@@ -106,3 +169,15 @@ def test_corrections_acted_on_the_rounded_engine(finished: dict[str, Any]) -> No
     lines = [json.loads(line) for line in (finished["dir"] / "metrics.jsonl").read_text().splitlines()]
     assert sum(line["masked"] for line in lines if not line["skipped"]) > 0
     assert sum(line["clipped"] for line in lines if not line["skipped"]) > 0
+
+
+def test_the_logged_loss_is_what_the_store_says(finished: dict[str, Any]) -> None:
+    """Group advantages, IcePop on old/mu, PPO clip on cur/old, token mean: loop by loop, over both ranks' rows."""
+    db = open_store(finished["dir"])
+    for (update,) in db.execute("SELECT update_id FROM updates WHERE NOT skipped").fetchall():
+        found = read_update(db, update)
+        loss, weights = icepop_ppo_token_mean(found["rows"], low=0.9, high=1.1, clip_low=0.001, clip_high=0.001)
+        (step,) = found["record"]["steps"]
+        assert step["loss"] == pytest.approx(loss, rel=1e-5, abs=1e-7)
+        assert [w for row in found["rows"] for w in row["weight"]] == pytest.approx(weights, rel=1e-5)
+        assert any(weight == 0.0 for weight in weights)

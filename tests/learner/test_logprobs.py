@@ -1,6 +1,5 @@
 """Which position predicts which token, and what the log-prob is."""
 
-from pathlib import Path
 
 import pytest
 import torch

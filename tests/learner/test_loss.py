@@ -53,7 +53,8 @@ def prepared(lease: LeaseRows, config: Config, table: Table) -> Prepared:
 
 
 def plain_score(rows: list[object]) -> list[np.ndarray]:
-    raise AssertionError("every token is of version_in: nothing has to be scored")
+    assert not rows, "every token is of version_in: nothing has to be scored"
+    return []
 
 
 def total(config: Config, lease: LeaseRows, ready: Prepared, cur: Tensor, *, ranks: int, size: int) -> tuple[float, Tensor]:

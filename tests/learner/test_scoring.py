@@ -1,6 +1,5 @@
 """Fixed shapes, recorded places, and bits that come again."""
 
-from pathlib import Path
 
 import numpy as np
 import pytest

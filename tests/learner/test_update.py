@@ -1,6 +1,5 @@
 """One update through a real DeepSpeed engine: steps, skips, columns, and what the logged loss is made of."""
 
-import hashlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +10,10 @@ import pytest
 import torch
 
 from configs.schema import Config
-from learner.update import ScoreLive
 from learner.batch import Anchor, LeaseRows
-from learner.deepspeed_engine import TrainEngine, digest_state
-from learner.scoring import plan_passes, run_pass
-from learner.update import Outcome, run_update
-from tests.support.leases import make_engine, make_lease, score_rows_plainly, tiny_config
+from learner.deepspeed_engine import TrainEngine
+from learner.update import Outcome
+from tests.support.leases import anchored_by, column, make_engine, make_lease, score_rows_plainly, state_hash, tiny_config, update
 from wire.errors import RunError
 from wire.record import ANCHOR_SOURCES
 
@@ -26,40 +23,6 @@ pytestmark = pytest.mark.deepspeed
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("model")
-
-
-def live_scorer(engine: TrainEngine) -> ScoreLive:
-    def score(rows: list[Any]) -> list[np.ndarray]:
-        found: dict[int, np.ndarray] = {}
-        for one in plan_passes([len(row.ids) for row in rows], 8, 4):
-            found |= run_pass(engine.score, one, rows, "cpu")
-        return [found[i] for i in range(len(rows))]
-
-    return score
-
-
-def anchored_by(engine: TrainEngine, lease: LeaseRows) -> LeaseRows:
-    """The lease with the live weights' log-probs as `old`, so that ratios begin at 1."""
-    for head, values in zip(lease.heads, score_rows_plainly(engine, lease), strict=True):
-        lease.anchors[head.rollout_id, 0] = Anchor("resident", values.astype(np.float32))
-    return lease
-
-
-def update(engine: TrainEngine, config: Config, lease: LeaseRows) -> Outcome:
-    return run_update(engine, engine.ranks, config, lease, live_scorer(engine))
-
-
-def column(outcome: Outcome, name: str) -> np.ndarray:
-    kind, data = next((kind, data) for column, kind, data in outcome.columns if column == name)
-    return np.frombuffer(data, {"f4": "<f4", "u1": "u1"}[kind])
-
-
-def state_hash(engine: TrainEngine) -> str:
-    """Parameters, the optimizer's state and the scheduler's."""
-    parts = [digest_state(engine.full_state()), str(engine.scheduler.state_dict()), str(engine.optimizer.param_groups[0]["lr"])]
-    for state in engine.optimizer.state.values():
-        parts += [hashlib.sha256(value.numpy().tobytes()).hexdigest() for value in state.values()]
-    return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +124,8 @@ def test_missing_tokens_are_recorded_as_such_and_not_trained_on(engine: TrainEng
 
 @pytest.mark.parametrize("recipe", [
     {"objective": "ppo", "engine": "tis", "engine_cap": 1.02, "clip_low": 0.02, "clip_high": 0.03},
-    {"objective": "ppo", "engine": "icepop", "engine_low": 0.97, "engine_high": 1.04, "aggregation": "sequence_mean", "denominator": "kept"},
+    {"objective": "ppo", "engine": "icepop", "engine_low": 0.97, "engine_high": 1.04, "clip_low": 0.02, "clip_high": 0.03,
+     "aggregation": "sequence_mean", "denominator": "kept"},
 ])
 def test_the_logged_loss_is_what_a_plain_loop_makes_of_the_columns(folder: Path, recipe: dict[str, Any]) -> None:
     config = tiny_config(folder, recipe=recipe)

@@ -60,7 +60,7 @@ def test_plain_lines_come_every_ten_updates_and_at_the_last(monkeypatch: pytest.
     now = [0.0]
     screen, out = plain(monkeypatch, now)
     for update in range(26):
-        now[0] += 5.0
+        now[0] += 1.5
         screen.show({**VALUES, "updates": update})
         screen.show({**VALUES, "updates": update})
     assert [line.split("update ")[1].split("/")[0] for line in out.getvalue().splitlines()] == ["0", "10", "20", "25"]
@@ -73,6 +73,15 @@ def test_plain_lines_are_two_seconds_apart(monkeypatch: pytest.MonkeyPatch) -> N
         now[0] += 0.1
         screen.show({**VALUES, "updates": update})
     assert [line.split("update ")[1].split("/")[0] for line in out.getvalue().splitlines()] == ["0", "20"]
+
+
+def test_plain_lines_come_every_twenty_seconds_when_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    screen, out = plain(monkeypatch, now)
+    for _ in range(45):
+        screen.show({})
+        now[0] += 1.0
+    assert [line.split()[0] for line in out.getvalue().splitlines()] == ["0:00", "0:20", "0:40"]
 
 
 def test_a_terminal_gets_a_table_and_a_last_panel() -> None:

@@ -41,7 +41,7 @@ class Stage:
         return [kind for kind, in self.rows("SELECT kind FROM ledger ORDER BY seq")]
 
 
-@pytest.fixture()
+@pytest.fixture
 def make_stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
     stages: list[Stage] = []
 
@@ -55,6 +55,6 @@ def make_stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
         stage.core.store.close()
 
 
-@pytest.fixture()
+@pytest.fixture
 def stage(make_stage: Callable[..., Stage]) -> Stage:
     return make_stage()

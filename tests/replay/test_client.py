@@ -78,7 +78,9 @@ async def test_replies_to_others_and_old_replies_are_passed_over() -> None:
     server.router.close()
 
 
-@pytest.mark.parametrize(("kind", "error"), [("refused", RefusedError), ("again", TryAgainError), ("protocol", ProtocolError), ("else", ProtocolError)])
+@pytest.mark.parametrize(
+    ("kind", "error"), [("refused", RefusedError), ("again", TryAgainError), ("protocol", ProtocolError), ("else", ProtocolError)]
+)
 async def test_refusals_are_errors(kind: str, error: type[Exception]) -> None:
     server = Scripted()
     async with AsyncClient(server.endpoint) as client:
@@ -104,7 +106,11 @@ async def test_a_cancelled_call_loses_no_other(caplog: pytest.LogCaptureFixture)
 
 def test_waiting_for_a_replay_that_is_not_there_says_so(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("replay.client.FIRST_COMPLAINT_S", 0.1)
-    with BlockingClient("tcp://127.0.0.1:9") as client, caplog.at_level(logging.WARNING), pytest.raises(TimeoutError, match="no reply from replay"):
+    with (
+        BlockingClient("tcp://127.0.0.1:9") as client,
+        caplog.at_level(logging.WARNING),
+        pytest.raises(TimeoutError, match="no reply from replay"),
+    ):
         client.call(Stats(), timeout_s=0.4)
     assert [record.getMessage() for record in caplog.records] == ["waiting for replay at tcp://127.0.0.1:9: no connection"]
 
@@ -179,10 +185,10 @@ def test_what_is_not_understood_is_refused_and_the_daemon_goes_on(tmp_path: Path
         assert (seq, reply.kind) == (7, "protocol")  # type: ignore[union-attr]
         dealer.send([b"\x00"])
         dealer.close()
-        with BlockingClient(daemon.endpoint) as client, pytest.raises(ProtocolError, match="not for a process of role learner"):
-            learner = LightLearner(daemon.endpoint, config)
-            learner.close()
-            client.call(Pull(learner.epoch, 0, 1, 0.0, []))
+        learner = LightLearner(daemon.endpoint, config)
+        with pytest.raises(ProtocolError, match="not for a process of role learner"):
+            learner.client.call(Pull(learner.epoch, 0, 1, 0.0, []))
+        learner.close()
         assert stats(daemon.endpoint)["counters"]["messages_refused"] == 2
 
 

@@ -30,7 +30,9 @@ def test_no_training_order_before_the_first_evaluation_is_stored(make_stage: Cal
     learner, actor, other = stage.learner(), stage.actor("a0"), stage.actor("a1")
     work = actor.pull(want=4)
     assert work.notice == notice(0)
-    assert [(o.purpose, o.n, o.sampling.temperature, o.version) for o in work.orders] == [("eval", 2, 1.0, 0)] * 3 + [("greedy_baseline", 1, 0.0, 0)]
+    assert [(o.purpose, o.n, o.sampling.temperature, o.version) for o in work.orders] == [("eval", 2, 1.0, 0)] * 3 + [
+        ("greedy_baseline", 1, 0.0, 0)
+    ]
     other.pull()
     assert other.pull().orders == []  # one actor has the evaluation, nobody trains
     assert learner.lease() == NotYet("first evaluation: 0 of 9 answers")
@@ -112,8 +114,10 @@ def test_answers_without_a_verdict_are_counted_and_left_out(make_stage: Callable
     stage.learner()
     actor = stage.actor()
     one, two, *greedy = actor.pull().orders
-    actor.put([rollout(one, 0, 0, verdict=Scored(1.0)), rollout(one, 1, 0, verdict=Failed("timeout")), rollout(two, 0, 0, verdict=Scored(0.5))],
-              [SampleFailure(two.order_id, 1, 1, "no_token")])
+    actor.put(
+        [rollout(one, 0, 0, verdict=Scored(1.0)), rollout(one, 1, 0, verdict=Failed("timeout")), rollout(two, 0, 0, verdict=Scored(0.5))],
+        [SampleFailure(two.order_id, 1, 1, "no_token")],
+    )
     actor.answer(greedy)
     assert stage.rows("SELECT sampled, greedy, failed FROM evals") == [(0.75, 0.0, 2)]
 

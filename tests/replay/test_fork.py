@@ -12,7 +12,7 @@ from wire.messages import Checkpointed, Fork
 from wire.record import Span
 
 
-@pytest.fixture()
+@pytest.fixture
 def stage(make_stage: Callable[..., Stage]) -> Stage:
     return make_stage(learner={"updates": 20})
 

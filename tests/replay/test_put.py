@@ -80,7 +80,10 @@ POISON: dict[str, tuple[Callable[[RolloutHead], tuple[RolloutHead, bytes]], str]
     "infinite reward": (lambda h: changed(h, verdict=Scored(math.inf)), "reward is inf"),
     "another temperature": (lambda h: changed(h, sampling=msgspec.structs.replace(h.sampling, temperature=0.9)), "sampled in another way"),
     "another prompt length": (lambda h: changed(h, prompt_len=5, response_len=2), "wrong lengths"),
-    "no prompt": (lambda h: (msgspec.structs.replace(h, prompt_len=0), pack_payload(np.array([]), np.full(3, 7), np.full(3, -1.0))), "no prompt"),
+    "no prompt": (
+        lambda h: (msgspec.structs.replace(h, prompt_len=0), pack_payload(np.array([]), np.full(3, 7), np.full(3, -1.0))),
+        "no prompt",
+    ),
     "an unknown engine": (lambda h: changed(h, fingerprint="f9"), "unknown engine fingerprint"),
     "another id": (lambda h: changed(h, rollout_id="t0000000.1.7"), "rollout id"),
     "backward time": (lambda h: changed(h, started=3.0), "times"),
@@ -138,7 +141,9 @@ def test_versions_of_a_response_may_not_decrease(stage: Stage) -> None:
     learner.commit(learner.lease())
     actor.pull(want=0)
     order = actor.pull(want=1).orders[0]
-    stored = actor.put([rollout(order, 0, 0, spans=(Span(1, 0, 1), Span(0, 1, 3))), rollout(order, 1, 0, spans=(Span(0, 0, 1), Span(1, 1, 3)))])
+    stored = actor.put(
+        [rollout(order, 0, 0, spans=(Span(1, 0, 1), Span(0, 1, 3))), rollout(order, 1, 0, spans=(Span(0, 0, 1), Span(1, 1, 3)))]
+    )
     assert (stored.stored, stored.quarantined[0][1]) == (1, "version decreases within the response: 0 after 1")
 
 

@@ -16,7 +16,7 @@ from replay.client import AsyncClient, BlockingClient
 from replay.reader import RunReader
 from tests.support.replay import LightActor, LightLearner, make_config, stats
 from wire.errors import RefusedError, TryAgainError
-from wire.messages import PROTOCOL, Hello, Pull, StatsReply, Stats, Work
+from wire.messages import PROTOCOL, Hello, Pull, Stats, StatsReply, Work
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,11 +49,15 @@ def toml(config: Config) -> str:
     lines = []
     for table, values in config.model_dump(mode="json", exclude_unset=True).items():
         lines.append(f"[{table}]")
-        lines += [f"{key} = {repr(value).lower() if isinstance(value, bool) else repr(value)}" for key, value in values.items() if value is not None]
+        lines += [
+            f"{key} = {repr(value).lower() if isinstance(value, bool) else repr(value)}"
+            for key, value in values.items()
+            if value is not None
+        ]
     return "\n".join(lines) + "\n"
 
 
-@pytest.fixture()
+@pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     started: list[Process] = []
 
@@ -186,7 +190,9 @@ def test_what_changes_on_resume_is_a_ledger_row_and_others_say_hello_again(tmp_p
 def test_dry_run_prints_the_tree_and_creates_nothing(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     (tmp_path / "run.toml").write_text(toml(config))
-    found = subprocess.run([sys.executable, "-m", "replay", str(tmp_path / "run.toml"), "--dry-run"], capture_output=True, text=True, cwd=ROOT)
+    found = subprocess.run(
+        [sys.executable, "-m", "replay", str(tmp_path / "run.toml"), "--dry-run"], capture_output=True, text=True, cwd=ROOT
+    )
     assert found.returncode == 0
     assert '"max_staleness": 1' in found.stdout
     assert not (tmp_path / "runs").exists()

@@ -102,7 +102,8 @@ def test_expired_groups_are_asked_again_and_at_last_dropped() -> None:
 
 
 class Run(RuleBasedStateMachine):
-    """A whole run on the pure core: a reference queue, actors that swap late, die, fail and abort; a learner that steps, skips or stalls; crashes."""
+    """A whole run on the pure core: a reference queue; actors that swap late, die, fail and abort; a learner that steps, skips or
+    stalls; crashes."""
 
     eta, B, n = 0, 2, 2
 
@@ -200,7 +201,9 @@ class Run(RuleBasedStateMachine):
     def crash(self) -> None:
         """Memory is rebuilt from what the tables hold."""
         old = self.book
-        self.book = GroupBook(max_staleness=old.max_staleness, groups_per_update=self.B, min_scored=old.min_scored, max_attempts=old.max_attempts)
+        self.book = GroupBook(
+            max_staleness=old.max_staleness, groups_per_update=self.B, min_scored=old.min_scored, max_attempts=old.max_attempts
+        )
         for group in old.groups.values():
             self.book.restore(copy.deepcopy(group))
         assert (self.book.next_seq, self.book.live) == (max((g.seq + 1 for g in old.groups.values()), default=0), old.live)
@@ -234,5 +237,5 @@ class Run(RuleBasedStateMachine):
         assert self.updates >= before + 3, "progress stopped"
 
 
-Run.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+Run.TestCase.settings = settings(max_examples=settings().max_examples, stateful_step_count=60)
 TestRun = Run.TestCase

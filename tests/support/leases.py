@@ -1,5 +1,6 @@
 """Leases for the learner's tests: a tiny model's own responses, made up deterministically, with or without old log-probs."""
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ import torch
 from configs.load import validate
 from configs.schema import Config
 from learner.batch import Anchor, LeaseRows
-from learner.deepspeed_engine import TrainEngine
+from learner.deepspeed_engine import TrainEngine, digest_state
 from learner.model import load_policy, set_determinism
 from learner.ranks import join
+from learner.scoring import plan_passes, run_pass
+from learner.update import Outcome, ScoreLive, run_update
 from tests.support.tiny_model import VOCAB, make_tiny_model
 from wire.record import RolloutHead, Sampling, Scored, Span, pack_payload, unpack_payload
 
@@ -70,3 +73,37 @@ def score_rows_plainly(engine: TrainEngine, lease: LeaseRows) -> list[np.ndarray
         values = logits.log_softmax(-1)[torch.arange(len(ids) - 1), ids[1:]]
         found.append(values[head.prompt_len - 1 :].numpy())
     return found
+
+
+def live_scorer(engine: TrainEngine) -> ScoreLive:
+    def score(rows: list[Any]) -> list[np.ndarray]:
+        found: dict[int, np.ndarray] = {}
+        for one in plan_passes([len(row.ids) for row in rows], 8, 4):
+            found |= run_pass(engine.score, one, rows, "cpu")
+        return [found[i] for i in range(len(rows))]
+
+    return score
+
+
+def anchored_by(engine: TrainEngine, lease: LeaseRows) -> LeaseRows:
+    """The lease with the live weights' log-probs as `old`, so that ratios begin at 1."""
+    for head, values in zip(lease.heads, score_rows_plainly(engine, lease), strict=True):
+        lease.anchors[head.rollout_id, 0] = Anchor("resident", values.astype(np.float32))
+    return lease
+
+
+def update(engine: TrainEngine, config: Config, lease: LeaseRows) -> Outcome:
+    return run_update(engine, engine.ranks, config, lease, live_scorer(engine))
+
+
+def column(outcome: Outcome, name: str) -> np.ndarray:
+    kind, data = next((kind, data) for column, kind, data in outcome.columns if column == name)
+    return np.frombuffer(data, {"f4": "<f4", "u1": "u1"}[kind])
+
+
+def state_hash(engine: TrainEngine) -> str:
+    """Parameters, the optimizer's state and the scheduler's."""
+    parts = [digest_state(engine.full_state()), str(engine.scheduler.state_dict()), str(engine.optimizer.param_groups[0]["lr"])]
+    for state in engine.optimizer.state.values():
+        parts += [hashlib.sha256(value.numpy().tobytes()).hexdigest() for value in state.values()]
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()

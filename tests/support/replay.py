@@ -5,7 +5,7 @@ import json
 import logging
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -114,12 +114,13 @@ def make_core(config: Config, name: str = "test", *, clock: Clock | None = None,
 class DaemonThread:
     """`with DaemonThread(config) as daemon: BlockingClient(daemon.endpoint)`. `error` holds what ended it."""
 
-    def __init__(self, config: Config, name: str = "test", *, clock: Clock | None = None, storage: type[Storage] = Storage) -> None:
+    def __init__(self, config: Config, name: str = "test", *, clock: Clock | None = None, storage: type[Storage] = Storage,
+                 crash_point: Callable[[str], None] = lambda name: None) -> None:
         self.router = Router(config.replay.endpoint)
         self.endpoint = self.router.endpoint
         self.core = make_core(config, name, clock=clock or Clock(), storage=storage)
         self.run_dir = self.core.run_dir
-        self.daemon = Daemon(self.core, self.router)
+        self.daemon = Daemon(self.core, self.router, crash_point)
         self.error: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
@@ -201,9 +202,21 @@ def rollout(order: WorkOrder, sample: int, version: int, *, verdict: Verdict | N
     """A sound response of `tokens` tokens, all under `version` unless `spans` says otherwise; `changes` are put into the head."""
     payload = pack_payload(np.arange(1, 5), np.full(tokens, 7), np.full(tokens, -0.5 - sample))
     fields: dict[str, Any] = {
-        "rollout_id": rollout_id(order.order_id, order.attempt, sample), "order_id": order.order_id, "attempt": order.attempt, "sample": sample,
-        "prompt_len": 4, "response_len": tokens, "spans": spans or (Span(version, 0, tokens),), "finish_reason": "stop", "sampling": order.sampling,
-        "fingerprint": fingerprint, "verdict": verdict or Scored(float(sample % 2)), "started": 1.0, "finished": 2.0, "engine_seconds": 0.1}
+        "rollout_id": rollout_id(order.order_id, order.attempt, sample),
+        "order_id": order.order_id,
+        "attempt": order.attempt,
+        "sample": sample,
+        "prompt_len": 4,
+        "response_len": tokens,
+        "spans": spans or (Span(version, 0, tokens),),
+        "finish_reason": "stop",
+        "sampling": order.sampling,
+        "fingerprint": fingerprint,
+        "verdict": verdict or Scored(float(sample % 2)),
+        "started": 1.0,
+        "finished": 2.0,
+        "engine_seconds": 0.1,
+    }
     return RolloutHead(**{**fields, **changes}), payload
 
 
@@ -309,10 +322,21 @@ class LightLearner:
         out = self.committed if skipped else self.committed + 1
         lens = [head.response_len for head in leased.heads]
         fields: dict[str, Any] = {
-            "update": leased.update, "version_in": self.committed, "version_out": out, "skipped": skipped, "group_ids": leased.group_ids,
-            "rollout_ids": [head.rollout_id for head in leased.heads], "response_lens": lens, "columns": [("old", "f4"), ("keep", "u1")], "steps": [],
-            "state": {}, "prox_source": "version_in", "weights_digest_out": notice(out).weights_digest, "metrics": {"loss": 0.5},
-            "seconds": {"update": 0.01, "wait": 0.0}}
+            "update": leased.update,
+            "version_in": self.committed,
+            "version_out": out,
+            "skipped": skipped,
+            "group_ids": leased.group_ids,
+            "rollout_ids": [head.rollout_id for head in leased.heads],
+            "response_lens": lens,
+            "columns": [("old", "f4"), ("keep", "u1")],
+            "steps": [],
+            "state": {},
+            "prox_source": "version_in",
+            "weights_digest_out": notice(out).weights_digest,
+            "metrics": {"loss": 0.5},
+            "seconds": {"update": 0.01, "wait": 0.0},
+        }
         return UpdateRecord(**{**fields, **changes}), b"\0" * (5 * sum(lens)), None if skipped else notice(out)
 
     def finish(self) -> None:

@@ -57,11 +57,16 @@ from wire.record import (
 
 LENGTH, PROMPT = 6, 3
 FINGERPRINT = Fingerprint("twin", "1", "float32", "sdpa", "none", 1, True, "full", "t" * 64)
+FACTOR = {"mean": 0.0, "mean_abs": 0.1, "max_abs": 0.5, "k3": 0.01, "ess": 0.9}
+METRICS = {
+    "loss": 0.5, "grad_norm": 1.0, "mismatch": FACTOR, "staleness_ratio": FACTOR, "update_ratio": FACTOR, "masked": 0.0, "capped": 0.0,
+    "clipped": 0.25, "ess_corrected": 0.9}  # fmt: skip
 TRAINER = json.dumps({"torch": "twin"})
 
 
 class RunBuilder:
-    """Two groups of two samples per update. `update()`: all that one update needs, from orders to commit. Rewards alternate 1, 0; the oldest tokens are one version old."""
+    """Two groups of two samples per update. `update()`: all that one update needs, from orders to commit. Rewards
+    alternate 1, 0; the oldest tokens are one version old."""
 
     def __init__(self, run_dir: Path, *, updates: int = 4, on_missing: str = "mask", **replay: Any) -> None:
         self.run_dir = run_dir
@@ -241,7 +246,7 @@ class RunBuilder:
             {"seed": 0},
             "version_in",
             self.core.versions[version].weights_digest if notice is None else notice.weights_digest,
-            {"loss": 0.5},
+            METRICS,
             {"anchor": 0.25, "update": 0.5, "publish": 0.125, "wait": 1.0, "other": 0.125, "total": 2.0},
         )
         return Commit(self.learner, record, notice), b"".join(data.tobytes() for data in columns.values())

@@ -21,8 +21,11 @@ def serve(model: Path, home: Path) -> Iterator[tuple[str, Path, subprocess.Popen
     port, key_file = free_port(0), home / "engine.key"
     key_file.write_text("a-key-of-the-user\n")
     key_file.chmod(0o600)
-    process = subprocess.Popen([sys.executable, "-m", "tests.support.user_engine", str(model), str(port), str(key_file), str(home / "engine.log")],
-                               env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.user_engine", str(model), str(port), str(key_file), str(home / "engine.log")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+    )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"

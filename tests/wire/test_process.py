@@ -17,10 +17,17 @@ from wire.errors import ConfigError, RefusedError, StoreError, TryAgainError
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("raised", "code", "line"), [
-    (None, 0, ""), (ConfigError("a.b: wrong"), 2, "leeway: error: a.b: wrong\n"), (RefusedError("no"), 2, "leeway: error: no\n"),
-    (TryAgainError("moved on"), 75, "leeway: error: moved on\n"), (StoreError("disk full"), 1, "leeway: error: disk full\n"), (KeyboardInterrupt(), 130, ""),
-])
+@pytest.mark.parametrize(
+    ("raised", "code", "line"),
+    [
+        (None, 0, ""),
+        (ConfigError("a.b: wrong"), 2, "leeway: error: a.b: wrong\n"),
+        (RefusedError("no"), 2, "leeway: error: no\n"),
+        (TryAgainError("moved on"), 75, "leeway: error: moved on\n"),
+        (StoreError("disk full"), 1, "leeway: error: disk full\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
 def test_exit_codes(raised: BaseException | None, code: int, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     def main() -> None:
         if raised is not None:
@@ -47,7 +54,9 @@ def run(code: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
 
 
-SLEEPER = "import sys, time; from wire.process import run_main\ndef main():\n print('up', flush=True); time.sleep(60)\nsys.exit(run_main(main))"
+SLEEPER = (
+    "import sys, time; from wire.process import run_main\ndef main():\n print('up', flush=True); time.sleep(60)\nsys.exit(run_main(main))"
+)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -10,7 +10,7 @@ from wire.errors import ConfigError
 from wire.sockets import FRAMES_KEPT, Dealer, Router, check_endpoint, check_libzmq
 
 
-@pytest.fixture()
+@pytest.fixture
 async def router() -> AsyncIterator[Router]:
     made = Router("tcp://127.0.0.1:*")
     yield made

@@ -1,0 +1,61 @@
+"""One rank and two: the same loss, gradient and weights; ZeRO 0, 2 and 3; several micro-batches; two paddings. Real gloo, real DeepSpeed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.ranks_main import CASES
+from tests.support.tiny_model import make_tiny_model
+
+pytestmark = [pytest.mark.deepspeed, pytest.mark.timeout(300)]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, dict[str, Any]]]:
+    """By number of ranks."""
+    folder = tmp_path_factory.mktemp("ranks")
+    make_tiny_model(folder / "model", hidden=32, layers=2)
+    found = {}
+    for ranks in (1, 2):
+        out = folder / f"out{ranks}"
+        out.mkdir()
+        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+        command = [sys.executable, *launch, str(ROOT / "tests/support/ranks_main.py"), str(folder / "model"), str(out)]
+        run = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+                             timeout=280)
+        assert run.returncode == 0, run.stderr[-4000:]
+        found[ranks] = json.loads((out / "facts.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_loss_gradient_and_weights_are_those_of_one_rank_in_one_batch(facts: dict[int, dict[str, dict[str, Any]]], ranks: int, case: str) -> None:
+    reference, found = facts[1]["zero 0"], facts[ranks][case]
+    assert found["loss"] == pytest.approx(reference["loss"], rel=1e-5)
+    assert found["grad_norm"] == pytest.approx(reference["grad_norm"], rel=1e-5)
+    gradient, expected = np.array(found["gradient"]), np.array(reference["gradient"])
+    assert np.abs(gradient - expected).max() <= 1e-5 * np.abs(expected).max()
+    assert np.abs(np.array(found["weights"]) - np.array(reference["weights"])).mean() < 1e-5
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_scoring_live_and_under_other_weights_agrees(facts: dict[int, dict[str, dict[str, Any]]], ranks: int, case: str) -> None:
+    reference, found = facts[1]["zero 0"], facts[ranks][case]
+    assert found["scored"] == pytest.approx(reference["scored"], abs=1e-3)
+    assert found["swap"] == pytest.approx(reference["swap"], abs=1e-3)
+    assert np.abs(np.array(found["swap"]) - np.array(found["scored"])).max() > 0.01
+
+
+def test_the_gradient_is_not_trivial(facts: dict[int, dict[str, dict[str, Any]]]) -> None:
+    gradient = np.array(facts[1]["zero 0"]["gradient"])
+    assert np.count_nonzero(gradient) > len(gradient) // 2
+    assert facts[1]["zero 0"]["initial"] == facts[2]["zero 2"]["initial"]

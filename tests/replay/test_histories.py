@@ -1,0 +1,216 @@
+"""Random histories against the whole core: whatever happens, the books balance, nothing is trained twice or past the budget, and a crash
+changes nothing that was acknowledged."""
+
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from replay.books import books, imbalance
+from replay.ledger import FIRST, row_hash
+from replay.store import Storage
+from tests.replay.conftest import Stage
+from tests.replay.test_store import facts
+from tests.support.replay import FakeClock, LightActor, LightLearner, make_config, make_core, notice, rollout
+from wire.errors import TryAgainError
+from wire.messages import Checkpointed, Commit, Fork, GiveBack, Leased, SampleFailure
+from wire.record import Failed, WorkOrder, pack_payload
+
+
+POISON = pack_payload(np.arange(4), np.ones(3), np.array([math.nan, -1, -1]))
+LIVE = "SELECT group_id, state FROM groups WHERE purpose = 'train' AND state IN ('granted', 'complete', 'leased')"
+
+
+class Quick(Storage):
+    """Without the flush to disk: here a crash is a crash of the process."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.execute("PRAGMA synchronous = OFF")
+
+    def execute(self, sql: str, values: Any = ()) -> Any:
+        return super().execute("SELECT 1" if "synchronous = FULL" in sql else sql, values)
+
+
+class History(RuleBasedStateMachine):
+    @initialize(eta=st.sampled_from([0, 1, 2, 8]), least=st.integers(1, 2), heldout=st.sampled_from([0, 1]))
+    def start(self, eta: int, least: int, heldout: int) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.config = make_config(Path(self.folder.name), heldout=heldout, prompts=7, replay={"max_staleness": eta, "min_scored": least},
+                                  learner={"updates": 10_000}, eval={"samples": 2, "every": 3})
+        self.clock = FakeClock()
+        self.stage = Stage(Path(self.folder.name), self.config, self.core(), self.clock)
+        self.join()
+        self.acknowledged: set[str] = set()
+        self.late: list[tuple[LightActor, WorkOrder]] = []
+
+    def core(self) -> Any:
+        return make_core(self.config, clock=self.clock, storage=Quick)
+
+    def join(self) -> None:
+        self.actors = {name: LightActor(self.stage.core, self.config, name) for name in ("a0", "a1")}
+        self.learner = LightLearner(self.stage.core, self.config)
+
+    @rule(name=st.sampled_from(["a0", "a1"]), want=st.integers(0, 5))
+    def pull(self, name: str, want: int) -> None:
+        self.actors[name].pull(want=want)
+
+    @precondition(lambda self: any(actor.holding for actor in self.actors.values()))
+    @rule(data=st.data())
+    def put(self, data: st.DataObject) -> None:
+        actor = data.draw(st.sampled_from([actor for actor in self.actors.values() if actor.holding]))
+        order = actor.holding[data.draw(st.sampled_from(sorted(actor.holding)))]
+        if order.version is not None and order.version != actor.confirmed:
+            return
+        rows, failures = [], []
+        for sample in data.draw(st.sets(st.integers(0, order.n - 1), min_size=1)):
+            match data.draw(st.sampled_from(["scored"] * 5 + ["failed", "aborted", "no token", "poison"])):
+                case "scored":
+                    rows.append(rollout(order, sample, actor.confirmed))
+                case "failed":
+                    rows.append(rollout(order, sample, actor.confirmed, verdict=Failed("timeout")))
+                case "aborted":
+                    rows.append(rollout(order, sample, actor.confirmed, verdict=Failed("aborted")))
+                case "no token":
+                    failures.append(SampleFailure(order.order_id, order.attempt, sample, "no_token"))
+                case "poison":
+                    rows.append((rollout(order, sample, actor.confirmed)[0], POISON))
+        self.send(actor, rows, failures)
+        if data.draw(st.booleans()):
+            self.send(actor, rows, failures)
+        self.late.append((actor, order))
+
+    @precondition(lambda self: self.late)
+    @rule(data=st.data())
+    def put_late(self, data: st.DataObject) -> None:
+        """An outbox that is emptied much later, by whoever now has the name."""
+        actor, order = data.draw(st.sampled_from(self.late))
+        actor = self.actors[actor.name]
+        if actor.confirmed >= 0:
+            self.send(actor, [rollout(order, 0, actor.confirmed)], [])
+
+    def send(self, actor: LightActor, rows: list[Any], failures: list[Any]) -> None:
+        stored = actor.put(rows, failures)
+        lost = {rollout_id for rollout_id, _ in stored.quarantined + stored.refused}
+        self.acknowledged |= {head.rollout_id for head, _ in rows} - lost
+        for group_id in list(actor.holding):
+            group, found = self.stage.core.book.groups.get(group_id), self.stage.core.eval_group(group_id)
+            if not (group and group.state == "granted" or found and found[1].held):
+                del actor.holding[group_id]
+
+    @precondition(lambda self: any(actor.holding for actor in self.actors.values()))
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        actor = data.draw(st.sampled_from([actor for actor in self.actors.values() if actor.holding]))
+        group_id = data.draw(st.sampled_from(sorted(actor.holding)))
+        actor.client.call(GiveBack(actor.epoch, [group_id], "stop"))
+        del actor.holding[group_id]
+
+    @rule(seconds=st.sampled_from([1.0, 20.0, 40.0]))
+    def wait(self, seconds: float) -> None:
+        self.clock.at += seconds
+
+    @rule(skipped=st.booleans())
+    def update(self, skipped: bool) -> None:
+        self.learner.score()
+        leased = self.learner.lease()
+        if not isinstance(leased, Leased):
+            return
+        for head in leased.heads:
+            assert self.learner.committed - head.spans[0].version <= self.config.replay.max_staleness
+        if skipped:
+            self.learner.commit(leased, skipped=True)
+            return
+        out = self.stage.core.next_version
+        record, bulk, _ = self.learner.record(leased, version_out=out, weights_digest_out=notice(out).weights_digest)
+        request = Commit(self.learner.epoch, record, notice(out))
+        first, _ = self.learner.client.call(request, bulk)
+        again, _ = self.learner.client.call(request, bulk)
+        assert again == first
+        self.learner.committed = first.version  # type: ignore[union-attr]
+
+    @rule()
+    def lease_and_stall(self) -> None:
+        self.learner.lease()
+
+    @rule()
+    def checkpoint(self) -> None:
+        version = self.learner.committed
+        self.learner.client.call(Checkpointed(self.learner.epoch, version, f"checkpoints/v{version:06d}", "d" * 64))
+
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        complete = [v for v, in self.stage.rows("SELECT version FROM checkpoints WHERE state = 'complete'")] or [0]
+        back, new = max(complete), self.stage.core.next_version
+        self.learner = LightLearner(self.stage.core, self.config)
+        self.learner.client.call(Fork(self.learner.epoch, back, notice(new)))
+        self.learner.committed = new
+
+    @rule(name=st.sampled_from(["a0", "a1"]))
+    def actor_restarts(self, name: str) -> None:
+        old = self.actors[name]
+        self.actors[name] = LightActor(self.stage.core, self.config, name)
+        with pytest.raises(TryAgainError):
+            old.pull()
+
+    @rule()
+    def crash(self) -> None:
+        """Nobody notices: clients go on under their epochs."""
+        before = facts(self.stage)
+        self.stage.core.store.close()
+        self.stage.core = self.core()
+        assert facts(self.stage) == before
+        for client in (self.learner, *self.actors.values()):
+            client.client.core = self.stage.core  # type: ignore[union-attr]
+
+    @invariant()
+    def holds(self) -> None:
+        if not hasattr(self, "stage"):
+            return
+        found = books(self.stage.core.store.db)
+        assert imbalance(found) == 0
+        stored = {r for r, in self.stage.rows("SELECT rollout_id FROM rollouts UNION SELECT rollout_id FROM eval_rollouts")}
+        assert self.acknowledged <= stored | {f"{g}.{s}" for g, s in self.stage.rows("SELECT group_id, sample FROM failures")}
+        assert self.stage.rows("SELECT value FROM updates, json_each(record, '$.rollout_ids') WHERE state = 'committed' AND NOT skipped "
+                               "GROUP BY value HAVING count(*) > 1") == []
+        assert all(age <= self.config.replay.max_staleness for age, in self.stage.rows("SELECT staleness FROM trained_staleness"))
+        assert dict(self.stage.rows(LIVE)) == {group_id: group.state for group_id, group in self.stage.core.book.groups.items()}
+
+    def teardown(self) -> None:
+        if not hasattr(self, "stage"):
+            return
+        prev = FIRST
+        for seq, kind, body, before, found in self.stage.rows("SELECT * FROM ledger ORDER BY seq"):
+            assert (before, found) == (prev, row_hash(prev, seq, kind, body))
+            prev = found
+        try:
+            self.progress()
+        finally:
+            self.stage.core.store.close()
+            self.folder.cleanup()
+
+    def progress(self) -> None:
+        """A well-behaved actor and learner go on from wherever this ended."""
+        actor, target = LightActor(self.stage.core, self.config, "fresh"), self.stage.core.stepped + 4
+        self.learner = LightLearner(self.stage.core, self.config)
+        for _ in range(100):
+            if self.stage.core.stepped >= target:
+                return
+            self.clock.at += 31
+            actor.pull(want=0)
+            while actor.work():
+                pass
+            leased = self.learner.lease()
+            if isinstance(leased, Leased):
+                self.learner.commit(leased, version_out=self.stage.core.next_version)
+        raise AssertionError("progress stopped")
+
+
+History.TestCase.settings = settings(max_examples=settings().max_examples // 4, stateful_step_count=40, suppress_health_check=list(HealthCheck))
+TestHistory = History.TestCase
