@@ -28,8 +28,9 @@ demo: setup
 bench: setup
 	@$(RUN)/python -m scripts.bench
 
+# The property and fault tests, with many more random histories each
 torture: setup
-	@$(RUN)/python -m scripts.torture
+	@$(RUN)/python -m pytest tests/wire tests/replay tests/correction --hypothesis-profile=torture --timeout=3600
 
 # Runs stay: they are yours
 clean:

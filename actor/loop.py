@@ -59,8 +59,11 @@ class Actor:
                 for step in (self._pull(), self._work(), self._send(), self._outbox.send_notes()):
                     self._tasks.create_task(step)
         except BaseExceptionGroup as errors:
-            if not isinstance(errors.exceptions[0], RunIsDone):
-                raise errors.exceptions[0] from None
+            first, *others = errors.exceptions
+            for other in others:
+                log.error("besides: %r", other)
+            if not isinstance(first, RunIsDone):
+                raise first from None
         finally:
             await self._leave()
 
@@ -91,7 +94,7 @@ class Actor:
         """Orders and notices come in; also the heartbeat. Never waits for the engine."""
         while True:
             asked, held = time.monotonic(), self._service.held
-            want = self._agenda.want() if self._service.serving else 0
+            want = 0 if self._service.in_doubt else self._agenda.want()
             wait_s = PULL_S if want else POLL_S
             work, _ = await self._client.call(Pull(self._epoch, -1 if held is None else held, want, wait_s, self._agenda.holding()))
             assert isinstance(work, Work)
@@ -122,7 +125,8 @@ class Actor:
         try:
             proved = await self._service.load(notice)
         except (WeightsError, EngineError) as error:
-            self._outbox.note("weights_refused", str(error))
+            if isinstance(error, WeightsError):  # the other kind was noted as the engine's
+                self._outbox.note("weights_refused", str(error))
             self._agenda.refuse(notice.version)
             self._tasks.create_task(self._allow_later(notice))
             return

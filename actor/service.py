@@ -56,6 +56,7 @@ class EngineService:
         self._in_service, self._idle = asyncio.Event(), asyncio.Event()
         self._idle.set()
         self._busy = BusyClock()
+        self.in_doubt = False
         self._doubts = 0
         self._restarts = 0
         self._cache_stale = False
@@ -63,12 +64,8 @@ class EngineService:
 
     @property
     def held(self) -> int | None:
-        """The version that the engine serves and has proved; None while there is none or it is in doubt."""
-        return self._good.version if self._good and self._in_service.is_set() else None
-
-    @property
-    def serving(self) -> bool:
-        return self._in_service.is_set()
+        """The version that the engine proved last; None when there is none, or while its weights are in doubt."""
+        return self._good.version if self._good and not self.in_doubt else None
 
     async def start(self) -> Engine:
         self.engine = await self._host.start()
@@ -155,6 +152,7 @@ class EngineService:
     async def _end_doubt(self, reason: str) -> None:
         """Back to the last good version, in this engine or a fresh one. Everything in flight is lost."""
         self._in_service.clear()
+        self.in_doubt = True
         self._doubts += 1
         self._note("engine_suspect", reason)
         try:
@@ -162,6 +160,7 @@ class EngineService:
         except (EngineError, WeightsError) as error:
             await self._restart(error)
         self._weights.keep_only(self._good)
+        self.in_doubt = False
         self._in_service.set()
 
     async def _reload(self) -> None:

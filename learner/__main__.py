@@ -3,14 +3,13 @@
 import os
 import signal
 import sys
-from pathlib import Path
 from types import FrameType
 
 from configs.arguments import parse
-from configs.rules import check_ranks
 from configs.schema import Config
-from wire.errors import ConfigError
-from wire.process import INTERRUPTED, run_main, set_up_logging
+from learner.stopwatch import Stopwatch
+from replay.client import BlockingClient
+from wire.process import INTERRUPTED, run_main
 
 
 class StopSignal:
@@ -39,35 +38,14 @@ def main(argv: list[str] | None = None) -> int:
 def learn(config: Config) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("DS_ACCELERATOR", config.learner.device)
-    from learner.anchor import Anchors  # torch and DeepSpeed read the environment when imported
-    from learner.deepspeed_engine import TrainEngine
-    from learner.loop import Learner
-    from learner.model import load_policy, load_tokenizer, set_determinism
-    from learner.publish import Publisher
-    from learner.ranks import join
-    from learner.session import Session
-    from learner.stopwatch import Stopwatch
-    from replay.client import BlockingClient
-
     stopwatch, stopping = Stopwatch(), StopSignal()
-    ranks = join(config)
-    set_up_logging("learner" if ranks.is_first else f"learner rank {ranks.rank}", config.logging.level)
+    from learner.assemble import assemble  # torch and DeepSpeed read the environment when imported
+
+    learner = assemble(config, lambda: BlockingClient(config.replay.endpoint), stopping, stopwatch)
     try:
-        check_ranks(config.learner.groups_per_update // config.learner.steps_per_update, ranks.world)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    set_determinism(config.run.seed, config.learner.device)
-    policy = load_policy(config.model.path, config.model.dtype, config.model.attention)
-    tokens = len(load_tokenizer(config.model.path))
-    session = Session(ranks, BlockingClient(config.replay.endpoint) if ranks.is_first else None, stopping)
-    welcome = session.hello(config.shared())
-    run_dir = Path(welcome.run_dir)
-    if ranks.is_first:
-        set_up_logging("learner", config.logging.level, run_dir)
-    engine = TrainEngine(policy, config, ranks)
-    publisher = Publisher(engine, run_dir, Path(config.model.path), tokens, config.run.seed)
-    learner = Learner(config, engine, session, publisher, Anchors(engine, session, config, run_dir), stopwatch, stopping, welcome)
-    return 0 if learner.run() else INTERRUPTED
+        return 0 if learner.run() else INTERRUPTED
+    finally:
+        learner.session.close()
 
 
 if __name__ == "__main__":

@@ -90,11 +90,11 @@ class Learner:
         committed = self.committed
         if committed is None:
             self.call(Initial(self.session.epoch, self.publish(0, None)))
-        elif (version := load_newest(self.engine, self.session, self.run_dir, committed)) == committed.version:
+        elif (loaded := load_newest(self.engine, self.session, self.run_dir, committed)).version == committed.version:
             self.hold(committed, self.engine.full_state())
-            self.checkpointed = version if (self.run_dir / checkpoint.checkpoint_path(version)).exists() else None
+            self.checkpointed = loaded.version if loaded.from_checkpoint else None
         else:
-            self.call(Fork(self.session.epoch, version, self.publish(committed.version + 1, version)))
+            self.call(Fork(self.session.epoch, loaded.version, self.publish(committed.version + 1, loaded.version)))
         self.save()
 
     def wait_for_lease(self) -> LeaseRows | None:

@@ -24,6 +24,8 @@ class Client(Protocol):
 
     def call(self, request: Request, bulk: bytes = b"", *, timeout_s: float | None = None) -> tuple[Reply, bytes]: ...
 
+    def close(self) -> None: ...
+
 
 class Session:
     def __init__(self, ranks: Ranks, client: Client | None, stopping: Callable[[], bool]) -> None:
@@ -51,6 +53,10 @@ class Session:
             raise
         self._tell(reply, data)
         return reply, data
+
+    def close(self) -> None:
+        if self.client is not None:
+            self.client.close()
 
     def _ask(self, request: Request | None, bulk: bytes) -> tuple[Reply, bytes]:
         assert self.client is not None

@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import NamedTuple
 
 from learner import checkpoint
 from learner.checkpoint import Checkpoint
@@ -14,9 +15,16 @@ from wire.record import VersionNotice
 log = logging.getLogger(__name__)
 
 
-def load_newest(engine: TrainEngine, session: Session, run_dir: Path, committed: VersionNotice) -> int:
-    """Load the newest checkpoint that is complete and that replay knows, and return its version. Without any, the freshly loaded initial
-    model will do if it is what is committed. RunError when there is nothing to go on from."""
+class Loaded(NamedTuple):
+    """What the engine holds, and whether that came from a checkpoint."""
+
+    version: int
+    from_checkpoint: bool
+
+
+def load_newest(engine: TrainEngine, session: Session, run_dir: Path, committed: VersionNotice) -> Loaded:
+    """Load the newest checkpoint that is sound and that replay knows. Without any, the freshly loaded initial model will do if it is what
+    is committed. RunError when there is nothing to go on from."""
     one = _choose(session, run_dir, committed.version)
     if one is not None:
         checkpoint.load(engine, run_dir, one)
@@ -30,7 +38,7 @@ def load_newest(engine: TrainEngine, session: Session, run_dir: Path, committed:
     if version == committed.version and expected != committed.weights_digest:
         raise RunError(f"the checkpoint of version {version} does not hold the weights that were committed")
     log.info("go on from version %d (committed: %d)", version, committed.version)
-    return version
+    return Loaded(version, one is not None)
 
 
 def _choose(session: Session, run_dir: Path, newest: int) -> Checkpoint | None:

@@ -15,8 +15,8 @@ from wire.record import F32, RolloutHead, ScoringPlan, unpack_payload
 
 VERSIONS, SPANS = 8, 8
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.5}
-"""Largest absolute difference allowed on a machine, or with libraries, that are not those the anchor was made with. bf16: docs/measurements
-of sdpa against eager at equal weights reach 0.48. On the recorded trainer fingerprint the allowed difference is 0."""
+"""Largest absolute difference allowed where machine or libraries are not those the anchor was made with; with the recorded trainer it is 0.
+bf16: sdpa against eager attention at equal weights was seen to differ by up to 0.48."""
 
 CANDIDATES = "s.source IN ('resident', 'snapshot') AND s.old IS NOT NULL AND r.payload IS NOT NULL AND v.retained"
 FROM_SPANS = "FROM spans s JOIN rollouts r USING (rollout_id) JOIN versions v ON v.version = s.version"

@@ -13,7 +13,7 @@ from replay.reader import RunReader
 from replay.rows import ColumnRow, RolloutRow, SpanRow, UpdateRow
 from wire.digest import digest
 from wire.messages import UpdateRecord
-from wire.record import F32
+from wire.record import ANCHOR_SOURCES, F32
 
 COLUMN_TYPES: dict[str, np.dtype[Any]] = {"f4": F32, "u1": np.dtype("u1")}
 
@@ -123,13 +123,6 @@ def _rollout(
         yield Finding(
             "state", ids, f"the record says trained by update {row.update_id}, the row says {rollout.state} by update {rollout.update_id}"
         )
-    if not 0 <= (age := row.version_in - rollout.oldest_version) <= budget:
-        yield Finding(
-            "budget",
-            ids,
-            f"its oldest token is of version {rollout.oldest_version}, the update began from {row.version_in}: "
-            f"{age} versions, the budget is {budget}",
-        )
     for span in run.read(SpanRow, "rollout_id = ?", rollout.rollout_id):
         part = {name: data[span.start : span.end] for name, data in columns.items()}
         yield from _span(config, ids, row, span, budget, part)
@@ -148,6 +141,8 @@ def _span(config: Config, ids: list[str], row: UpdateRow, span: SpanRow, budget:
         )
     if "keep" in part and span.source == "missing" and part["keep"].any():
         yield Finding("source", ids, f"{where} has no anchor, and yet {int((part['keep'] != 0).sum())} of its tokens were kept")
+    if "old_source" in part and span.source in ANCHOR_SOURCES and (part["old_source"] != ANCHOR_SOURCES.index(span.source)).any():
+        yield Finding("source", ids, f"{where} has source {span.source}, and the column old_source of the update says otherwise")
     if "old" in part and span.old is not None and part["old"].tobytes() != span.old:
         at = np.flatnonzero(part["old"] != np.frombuffer(span.old, F32)[: len(part["old"])])
         first = (

@@ -72,7 +72,7 @@ def _groups(core: Core) -> None:
         by_sample = {sample: outcome for sample, outcome, _ in found}
         core.book.restore(Group(group_id, order_id, attempt, n, actor, seq, core.now, state, by_sample, oldest))
         core.orders[group_id] = msgspec.json.decode(text, type=WorkOrder)
-    core.book.next_seq = max(core.book.next_seq, (core.store.one("SELECT max(grant_seq) FROM groups") or -1) + 1)
+    core.book.next_seq = core.store.one("SELECT coalesce(max(grant_seq), -1) FROM groups") + 1
 
 
 def _outcomes(core: Core) -> dict[str, list[tuple[int, Outcome, int]]]:

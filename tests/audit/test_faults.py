@@ -143,6 +143,12 @@ def source_unknown(run: Path, sql: Sql) -> Fault:
     return Fault("source", rollout, "'ewma'")
 
 
+def source_swapped(run: Path, sql: Sql) -> Fault:
+    rollout = trained(sql)
+    sql("UPDATE spans SET source = 'snapshot' WHERE rollout_id = ? AND source = 'resident'", rollout)
+    return Fault("source", rollout, "the column old_source of the update says otherwise")
+
+
 def stale_cache_anchored(run: Path, sql: Sql) -> Fault:
     rollout = trained(sql)
     sql("UPDATE spans SET kv_clean = 0 WHERE rollout_id = ? AND span = 1", rollout)
@@ -192,7 +198,7 @@ def over_budget(run: Path, sql: Sql) -> Fault:
     head["spans"][0][0] = 0
     sql("UPDATE rollouts SET oldest_version = 0, head = ? WHERE rollout_id = ?", json.dumps(head), rollout)
     sql("UPDATE spans SET version = 0 WHERE rollout_id = ? AND span = 0", rollout)
-    return Fault("budget", rollout, "3 versions, the budget is 2")
+    return Fault("budget", rollout, "3 versions old, the budget is 2")
 
 
 def record_changed(run: Path, sql: Sql) -> Fault:
@@ -314,11 +320,11 @@ def transition_skipped(run: Path, sql: Sql) -> Fault:
 FAULTS = [
     payload_bit, mu_value(0.25), mu_value(np.nan), mu_value(-np.inf), payload_with_new_digest, payload_gone, reward_of_row,
     reward_everywhere, span_gap, span_order, state_without_transition, trained_without_record, group_state, rollout_deleted,
-    rollout_invented, books_out_of_balance, anchor_gone, source_unknown, stale_cache_anchored, anchor_under_other_weights, old_changed,
-    old_against_ledger, column_changed, column_gone, weight_of_a_masked_token, over_budget, record_changed, record_with_new_digest,
-    trained_twice, weights_file_bit, weights_manifest, weights_gone, version_digest, version_deleted, version_marked_removed,
-    checkpoint_manifest, accuracy_forged, config_edited, ledger_row_removed, ledger_body_changed, ledger_body_rehashed, ledger_tail_cut,
-    ledger_tail_cut_before_a_checkpoint, commit_without_row, transition_skipped,
+    rollout_invented, books_out_of_balance, anchor_gone, source_unknown, source_swapped, stale_cache_anchored, anchor_under_other_weights,
+    old_changed, old_against_ledger, column_changed, column_gone, weight_of_a_masked_token, over_budget, record_changed,
+    record_with_new_digest, trained_twice, weights_file_bit, weights_manifest, weights_gone, version_digest, version_deleted,
+    version_marked_removed, checkpoint_manifest, accuracy_forged, config_edited, ledger_row_removed, ledger_body_changed,
+    ledger_body_rehashed, ledger_tail_cut, ledger_tail_cut_before_a_checkpoint, commit_without_row, transition_skipped,
 ]  # fmt: skip
 
 

@@ -32,18 +32,16 @@ def test_stop_kill_and_resume(make_run: Callable[..., WholeRun]) -> None:
 
     run.start("--resume")
     run.wait_for_update(first["updates"] + 8)
-    assert run.process is not None
-    run.process.kill()
-    run.process.communicate()
+    assert run.processes("sglang::sched")
+    run.signal(signal.SIGKILL)
+    run.finish()
     time.sleep(10)
     assert run.processes() == [], "kill -9 of `leeway run` left processes"
 
     run.start("--resume")
     committed = len(run.metrics())
     run.wait_for_update(committed + 3)
-    engines = [process for process in run.processes() if any("sglang" in word for word in process.cmdline())]
-    assert engines, "no SGLang process found"
-    engines[0].kill()
+    run.processes("sglang::sched")[0].kill()
     code, out = run.finish()
     assert code == 0, out
     assert run.processes() == []

@@ -33,7 +33,7 @@ def test_no_training_order_before_the_first_evaluation_is_stored(make_stage: Cal
     assert [(o.purpose, o.n, o.sampling.temperature, o.version) for o in work.orders] == [("eval", 2, 1.0, 0)] * 3 + [
         ("greedy_baseline", 1, 0.0, 0)
     ]
-    other.pull()
+    assert other.pull().orders == []
     assert other.pull().orders == []  # one actor has the evaluation, nobody trains
     assert learner.lease() == NotYet("first evaluation: 0 of 9 answers")
     actor.answer(work.orders)
@@ -89,7 +89,6 @@ def test_eval_orders_of_a_dead_actor_go_to_another(make_stage: Callable[..., Sta
     dead, other = stage.actor("a0"), stage.actor("a1")
     orders = dead.pull().orders
     dead.answer(orders[:1])
-    other.pull()
     assert other.pull().orders == []
     stage.clock.at += 31
     other.pull(want=0)

@@ -1,12 +1,11 @@
 """A whole run through `leeway run`, with real SGLang and real DeepSpeed, on the demo's model and task."""
 
+import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MARK = "LEEWAY_TEST_RUN"
-"""In the environment of every process of the run, SGLang's included: so the leftovers can be found."""
 
 
 class WholeRun:
@@ -24,21 +21,28 @@ class WholeRun:
         self.words = [str(ROOT / "configs" / "tiny-cpu.toml"), "--name", name]
         for item in (f"run.dir={folder}", "replay.endpoint=tcp://127.0.0.1:0", *sets):
             self.words += ["--set", item]
-        self.mark = uuid.uuid4().hex
-        self.process: subprocess.Popen[str] | None = None
+        self._seen: dict[psutil.Process, str] = {}
+        self._out = folder / "screen.txt"
+        self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *more: str) -> None:
-        self.process = subprocess.Popen([sys.executable, "-m", "leeway.cli", "run", *self.words, *more], cwd=ROOT, text=True,
-                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, MARK: self.mark})
+        with self._out.open("w") as out:
+            self.process = subprocess.Popen([sys.executable, "-m", "leeway.cli", "run", *self.words, *more], cwd=ROOT, stdout=out,
+                                            stderr=subprocess.STDOUT)
 
     def finish(self, seconds: float = 900) -> tuple[int, str]:
-        """(exit code, everything it printed)."""
+        """(exit code, everything it printed since its start)."""
         assert self.process is not None
-        out, _ = self.process.communicate(timeout=seconds)
-        return self.process.returncode, out
+        deadline = time.monotonic() + seconds
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, f"the run did not end within {seconds} s"
+            self.note_processes()
+            time.sleep(0.5)
+        return self.process.returncode, self._out.read_text()
 
     def signal(self, number: signal.Signals) -> None:
         assert self.process is not None
+        self.note_processes()
         self.process.send_signal(number)
 
     def tool(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -59,24 +63,26 @@ class WholeRun:
         deadline = time.monotonic() + seconds
         while not condition():
             assert self.process is not None
-            assert self.process.poll() is None, f"the run ended before {what}: {self.process.communicate()[0]}"
+            assert self.process.poll() is None, f"the run ended before {what}: {self._out.read_text()}"
             assert time.monotonic() < deadline, f"no {what} within {seconds} s"
+            self.note_processes()
             time.sleep(0.2)
+        self.note_processes()
 
-    def processes(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-        return found
+    def note_processes(self) -> None:
+        """Remember every descendant of the run as it is now, so that it is known when its parents are gone."""
+        assert self.process is not None
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._seen |= {child: child.name() for child in psutil.Process(self.process.pid).children(recursive=True)}
+
+    def processes(self, name: str = "") -> list[psutil.Process]:
+        """Those ever seen that still live, and whose name starts with `name`."""
+        return [process for process, seen in self._seen.items() if seen.startswith(name) and _lives(process)]
 
     def clean_up(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
-            self.process.communicate()
+            self.process.wait()
         for process in self.processes():
             process.kill()
 
@@ -85,3 +91,10 @@ def books_balance(rollouts: dict[str, Any]) -> bool:
     """produced = trained + dropped + expired + lost + buffered + leased."""
     held = rollouts["trained"] + sum(rollouts["dropped"].values()) + sum(rollouts[k] for k in ("expired", "lost", "buffered", "leased"))
     return rollouts["produced"] == held
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
