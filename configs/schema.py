@@ -116,8 +116,11 @@ class Actor(Table):
     dtype: Literal["float32", "bfloat16"] = "float32"
     max_total_tokens: Positive = 16_384
     orders_per_request: Positive = 16
+    """A request to the engine has up to this many x sampling.n rows."""
     requests_in_flight: Positive = 2
+    """Requests that the engine works on at once; orders of one more are held ready."""
     verifier_slots: Positive = 1
+    """Verifier processes; one judges a group at a time."""
     engine_args: list[str] = []
     """Further flags for sglang.launch_server, as they are."""
     max_quarantined: Positive = 20

@@ -81,7 +81,7 @@ class Learner:
         self.save()
         if self.all_committed:
             export.export(self.publisher, self.run_dir)
-            self.call(Finished(self.session.epoch, self.seconds.take()))
+            self.session.farewell(Finished(self.session.epoch, self.seconds.take()))
         return self.all_committed
 
     # ------------------------------------------------------------ steps

@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0
 """After so long without a reply a stopping learner gives up. Otherwise it asks again: every request is harmless when repeated."""
+FAREWELL_S = 3.0
 
 
 class Client(Protocol):
@@ -53,6 +54,15 @@ class Session:
             raise
         self._tell(reply, data)
         return reply, data
+
+    def farewell(self, request: Request) -> None:
+        """The last word, from rank 0. Replay may end as soon as it has heard it, so a missing reply is no error."""
+        if self.client is None:
+            return
+        try:
+            self.client.call(request, timeout_s=FAREWELL_S)
+        except TimeoutError as error:
+            log.warning("replay ended before it answered our last message: %s", error)
 
     def close(self) -> None:
         if self.client is not None:

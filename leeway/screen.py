@@ -13,6 +13,8 @@ from leeway.table import final, live, plain_line
 
 PLAIN_EVERY_S, PLAIN_EVERY_UPDATES, PLAIN_AT_LEAST_S = 2.0, 10, 20.0
 KEPT_LINES = 4
+STALLED_S = 5.0
+"""Without an update for this long, what is awaited says more than who waited at the last one."""
 
 
 class Screen(Protocol):
@@ -33,6 +35,18 @@ def open_screen(config: Config, run_dir: Path) -> Screen:
     return (LiveScreen if console.is_terminal else PlainScreen)(console, config.learner.updates, run_dir)
 
 
+class Progress:
+    """When the last update was seen."""
+
+    def __init__(self) -> None:
+        self._update, self._at = -1, time.monotonic()
+
+    def stalled(self, update: int) -> bool:
+        if update != self._update:
+            self._update, self._at = update, time.monotonic()
+        return time.monotonic() - self._at > STALLED_S
+
+
 class PlainScreen:
     """One line per ten updates, at most one in two seconds, at least one in twenty; what happened at once."""
 
@@ -40,15 +54,17 @@ class PlainScreen:
         self._console, self._updates, self._run_dir = console, updates, run_dir
         self._began = time.monotonic()
         self._shown_at, self._shown_update = float("-inf"), -PLAIN_EVERY_UPDATES
+        self._progress = Progress()
 
     def say(self, line: str) -> None:
         self._print(f"leeway: {line}")
 
     def show(self, values: dict[str, Any]) -> None:
         now, update = time.monotonic(), int(values.get("updates", 0))
+        stalled = self._progress.stalled(update)
         due = update >= self._shown_update + PLAIN_EVERY_UPDATES or update >= self._updates > self._shown_update
         if now - self._shown_at >= (PLAIN_EVERY_S if due else PLAIN_AT_LEAST_S):
-            self._print(plain_line(values, self._updates, now - self._began))
+            self._print(plain_line(values, self._updates, now - self._began, stalled))
             self._shown_at, self._shown_update = now, update
 
     def finish(self, summary: dict[str, Any]) -> None:
@@ -70,6 +86,7 @@ class LiveScreen:
         self._began = time.monotonic()
         self._values: dict[str, Any] = {}
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._progress = Progress()
         self._live = Live(console=console, auto_refresh=False)
         self._live.start()
 
@@ -90,4 +107,5 @@ class LiveScreen:
 
     def _draw(self) -> None:
         seconds = time.monotonic() - self._began
-        self._live.update(live(self._values, self._updates, seconds, self._run_dir.name, list(self._lines)), refresh=True)
+        stalled = self._progress.stalled(self._values.get("updates", 0))
+        self._live.update(live(self._values, self._updates, seconds, self._run_dir.name, list(self._lines), stalled), refresh=True)

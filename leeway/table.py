@@ -42,22 +42,22 @@ class View(NamedTuple):
     waits: str
 
 
-def view(values: Values) -> View:
+def view(values: Values, stalled: bool) -> View:
     metrics, evaluations = values.get("metrics") or {}, values.get("heldout") or []
     accuracies = [(row["sampled"], row["greedy"]) for row in evaluations] or [(None, None)]
     ages = metrics.get("staleness") or {}
     return View(
         update=values.get("updates", 0), reward=metrics.get("reward"), first=accuracies[0], last=accuracies[-1], age_mean=ages.get("mean"),
         age_max=ages.get("max"), budget=values.get("max_staleness"), mismatch=(metrics.get("mismatch") or {}).get("mean_abs"),
-        tokens_per_s=metrics.get("tokens_per_s"), waits=waits(values, metrics))
+        tokens_per_s=metrics.get("tokens_per_s"), waits=waits(values, metrics, stalled))
 
 
-def waits(values: Values, metrics: Values) -> str:
-    """Who waits for whom; before the first update, and when an evaluation runs, what is awaited."""
+def waits(values: Values, metrics: Values, stalled: bool) -> str:
+    """Who waited for whom at the last update; before the first one, while an evaluation runs, and when nothing moves: what is awaited."""
     running = [evaluation for evaluation in values.get("evals") or [] if evaluation["actor"]]
     if running:
         return f"evaluation of version {running[0]['version']}: {running[0]['answered']} of {running[0]['total']} answers"
-    if not metrics:
+    if not metrics or stalled:
         return values.get("awaited") or UNKNOWN
     return WAITS.get(metrics.get("waits", ""), "nobody waits")
 
@@ -70,16 +70,16 @@ def accuracy(pair: tuple[float | None, float | None]) -> str:
     return f"{number(pair[0], 3)} ({number(pair[1], 3)})"
 
 
-def plain_line(values: Values, updates: int, seconds: float) -> str:
+def plain_line(values: Values, updates: int, seconds: float, stalled: bool = False) -> str:
     """One line: update, reward, held-out sampled (greedy), staleness mean/oldest/budget, mismatch, tokens/s, who waits."""
-    shown = view(values)
+    shown = view(values, stalled)
     return (f"{clock(seconds):>6}  update {shown.update}/{updates}  reward {number(shown.reward, 3)}  heldout {accuracy(shown.last)}  "
             f"staleness {staleness(shown)}  mismatch {small(shown.mismatch)}  {number(shown.tokens_per_s, 0)} tokens/s  {shown.waits}")
 
 
-def live(values: Values, updates: int, seconds: float, name: str, lines: list[str]) -> RenderableType:
+def live(values: Values, updates: int, seconds: float, name: str, lines: list[str], stalled: bool = False) -> RenderableType:
     """The table, a progress bar, and the newest `lines` of what happened."""
-    shown = view(values)
+    shown = view(values, stalled)
     table = two_columns(
         ("update", f"{shown.update} of {updates}"),
         ("reward", number(shown.reward, 3)),

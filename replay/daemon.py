@@ -18,6 +18,8 @@ BURST = 64
 """Messages taken before the others get their turn."""
 GONE_S = 15.0
 """An actor that has been silent this long at the end of the run is not waited for."""
+LATE_LEARNER_S = 120.0
+"""How long the replay of a run that had already finished waits for a learner that may have been started with it."""
 
 
 class Daemon:
@@ -27,6 +29,7 @@ class Daemon:
         self.parked: list[Call] = []
         self.replies: list[tuple[bytes, int, Reply, bytes]] = []
         self._ticked = 0.0
+        self._started = core.now
 
     async def run(self) -> None:
         """Returns when the run is over and everyone knows. Raises StoreError on the first failed write, RunError when the run cannot
@@ -46,7 +49,8 @@ class Daemon:
     def step(self) -> None:
         """One turn of the loop."""
         drained = self.take_messages()
-        self.let_time_act()
+        if drained:  # a sign of life that has arrived counts
+            self.let_time_act()
         self.answer_parked()
         self.commit_if_due(drained)
 
@@ -134,6 +138,8 @@ class Daemon:
         """The learner has finished, no evaluation is open, and every actor that is still there was told."""
         core = self.core
         if not (core.finished and core.over) or core.store.pending or self.replies:
+            return False
+        if core.now - self._started < LATE_LEARNER_S and not any(session.last_seen for session in core.sessions.of("learner")):
             return False
         return all(session.told_done or core.now - session.last_seen > GONE_S for session in core.sessions.of("actor"))
 

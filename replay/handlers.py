@@ -118,13 +118,19 @@ def hello(core: Core, seq: int, request: Hello) -> Reply:
                                   "a name 1 to 64 of letters, digits, . _ -")
     if request.role != "tool" and (keys := difference(core.config.shared(), request.shared)):
         return Refusal("refused", f"another config than this run's: {keys}")
-    if request.role == "learner" and (before := core.sessions.find("learner", "")) is not None and before.hello_seq != seq:
-        core.update_times.close(core.clock.wall() - max(0.0, core.now - before.last_seen))
-    known = core.sessions.next_epoch
+    before, fresh = core.sessions.find(request.role, request.name), core.sessions.next_epoch
     session = core.sessions.open(request.role, request.name, seq, core.now)
-    if session.epoch == known and request.role != "tool":
+    if session.epoch == fresh and request.role != "tool":
+        if request.role == "learner":
+            _new_learner(core, before)
         _write_session(core, session)
     return Welcome(session.epoch, str(core.run_dir.resolve()), core.versions.get(core.committed), core.stepped)
+
+
+def _new_learner(core: Core, before: Session | None) -> None:
+    """An update that its predecessor had begun ended with its last sign of life; it says itself when it has finished."""
+    core.update_times.close(core.clock.wall() - max(0.0, core.now - before.last_seen) if before else core.clock.wall())
+    core.finished = False
 
 
 def _write_session(core: Core, session: Session) -> None:

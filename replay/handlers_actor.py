@@ -42,7 +42,6 @@ def give_back(core: Core, session: Session, request: GiveBack) -> Reply:
     for current in core.evals:
         if current.actor == session.name:
             core.eval_orders_back(current, current.put_back(request.group_ids), request.reason)
-    session.delivered.difference_update(request.group_ids)
     return Ok()
 
 

@@ -107,7 +107,7 @@ class Store:
         self._bytes += size
 
     def count(self, name: str, by: float = 1) -> None:
-        if by:
+        if by or name not in self.counters:
             self.counters[name] = self.counters.get(name, 0) + by
             self._dirty.add(name)
 

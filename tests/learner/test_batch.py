@@ -25,9 +25,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def as_message(folder: Path, heads: list[RolloutHead] | None = None) -> tuple[Leased, bytes]:
     lease = make_lease(tiny_config(folder))
-    anchors = [AnchorHead(rollout_id, span, 0, a.source, "w", "t", ScoringPlan(8, 8, 0), len(a.values)) for (rollout_id, span), a in lease.anchors.items()]
-    bulk = b"".join(pack_payload(p.prompt_ids, p.response_ids, p.mu) for p in lease.payloads) + b"".join(a.values.tobytes() for a in lease.anchors.values())
-    return Leased(7, lease.group_ids, heads or lease.heads, anchors), bulk
+    anchors = [AnchorHead(rollout_id, span, 0, anchor.source, "w", "t", ScoringPlan(8, 8, 0), len(anchor.values))
+               for (rollout_id, span), anchor in lease.anchors.items()]
+    payloads = [pack_payload(payload.prompt_ids, payload.response_ids, payload.mu) for payload in lease.payloads]
+    olds = [anchor.values.tobytes() for anchor in lease.anchors.values()]
+    return Leased(7, lease.group_ids, heads or lease.heads, anchors), b"".join(payloads + olds)
 
 
 def test_a_lease_comes_as_it_was_sent(folder: Path) -> None:
@@ -67,7 +69,7 @@ def test_a_rollout_without_a_reward_is_refused(folder: Path) -> None:
 def test_missing_anchors_are_masked_and_never_filled(folder: Path) -> None:
     lease = make_lease(tiny_config(folder), version_in=2, versions=[2])
     head = lease.heads[5]
-    lease.heads[5] = msgspec.structs.replace(head, response_len=head.response_len, spans=(Span(1, 0, 1, False), Span(2, 1, head.response_len)))
+    lease.heads[5] = msgspec.structs.replace(head, spans=(Span(1, 0, 1, False), Span(2, 1, head.response_len)))
     full = lease.anchors[head.rollout_id, 0].values
     lease.anchors |= {(head.rollout_id, 0): Anchor("missing", full[:0]), (head.rollout_id, 1): Anchor("snapshot", full[1:])}
     table = tabulate(lease)

@@ -57,7 +57,8 @@ def test_changing_the_last_token_of_one_response_moves_exactly_one_ratio(policy:
     assert (ratio != 1).nonzero().flatten().tolist() == [moved]
 
 
-def test_the_head_in_chunks_gives_the_same_values_and_gradients(policy: PolicyModel, ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_head_in_chunks_gives_the_same_values_and_gradients(policy: PolicyModel, ids: torch.Tensor,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
     positions, temperature = predicting_positions(PROMPTS, RESPONSES, WIDTH), torch.ones(3)
 
     def run() -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,9 +1,7 @@
 """The whole learner against a real replay daemon: what it leaves in the store, and how it stops, goes on, skips and gives up."""
 
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -47,14 +45,14 @@ def two_spans(actor: RandomActor, order: WorkOrder, sample: int) -> tuple[Rollou
 
 
 @pytest.fixture(scope="module")
-def finished(folder: Path) -> Iterator[tuple[Config, Path]]:
+def finished(folder: Path) -> tuple[Config, Path]:
     """A run of 6 updates with responses across versions."""
     config = make_run_config(folder, learner={"updates": 6, "checkpoint_every": 2, "keep_checkpoints": 9}, replay={"max_staleness": 2})
     with LearningDaemon(config) as daemon:
         with acting(daemon.endpoint, config, two_spans):
             assert daemon.learner().run()
         run_dir = daemon.run_dir
-    yield config, run_dir
+    return config, run_dir
 
 
 def records(run_dir: Path) -> list[UpdateRecord]:
@@ -92,18 +90,18 @@ def test_seconds_add_up_to_the_total(finished: tuple[Config, Path]) -> None:
 
 
 def test_resident_and_snapshot_anchors_both_occur_and_come_again_bit_for_bit(finished: tuple[Config, Path]) -> None:
-    """Against a fresh process's worth of state: models loaded from the stored versions, only the rows asked for in the passes."""
+    """Against models loaded from the stored versions, in passes that hold only the rows asked for."""
     _, run_dir = finished
     with RunReader(run_dir) as run:
-        spans = run.sql('SELECT s.rollout_id, s.version, s.start, s."end", s.source, s.trainer, s.rows, s.width, s.row, s.old, r.head, r.payload '
-                        "FROM spans s JOIN rollouts r USING (rollout_id) WHERE s.source IS NOT NULL ORDER BY s.rollout_id, s.span")
+        spans = run.sql('SELECT s.rollout_id, s.version, s.start, s."end", s.source, s.trainer, s.rows, s.width, s.row, s.old, r.head, '
+                        "r.payload FROM spans s JOIN rollouts r USING (rollout_id) WHERE s.source IS NOT NULL ORDER BY s.rollout_id, s.span")
     exact = [span for span in spans if span[4] != "missing"]
     wanted = []
     for span in exact:
         head = msgspec.json.decode(span[10], type=RolloutHead)
         payload = unpack_payload(head, span[11])
-        wanted.append(Wanted(span[1], Row(np.concatenate([payload.prompt_ids, payload.response_ids]), head.prompt_len, head.sampling.temperature),
-                             ScoringPlan(*span[6:9])))
+        ids = np.concatenate([payload.prompt_ids, payload.response_ids])
+        wanted.append(Wanted(span[1], Row(ids, head.prompt_len, head.sampling.temperature), ScoringPlan(*span[6:9])))
     found = rescore(run_dir, wanted)
     assert {span[4] for span in spans} == {"resident", "snapshot", "missing"}
     assert {span[5] for span in exact} == {found.trainer}

@@ -63,7 +63,8 @@ def total(config: Config, lease: LeaseRows, ready: Prepared, cur: Tensor, *, ran
     (step,) = plan_steps(lease.lengths, lease.group_of, groups=4, steps=1, ranks=ranks, micro_batch_rows=size, bucket=4)
     count = ready.table.mask_RT if config.recipe.denominator == "original" else ready.correction.keep_RT
     denominator = denominator_of(count, mode=config.recipe.aggregation, constant=config.recipe.constant)
-    losses = [micro_loss(config, ready, list(batch.rows), cur[list(batch.rows)], count, denominator) for mine in step for batch in mine if batch.rows]
+    losses = [micro_loss(config, ready, list(batch.rows), cur[list(batch.rows)], count, denominator)
+              for mine in step for batch in mine if batch.rows]
     loss = torch.stack(losses).sum()
     loss.backward()
     assert cur.grad is not None
@@ -96,5 +97,6 @@ def test_nan_in_every_masked_slot_changes_no_bit(folder: Path, recipe: dict[str,
               for name, value in vars(clean).items()}
     cur = torch.where(clean.mask_RT, clean.old_RT - 0.03, 0.0)
     loss, gradient = total(config, lease, prepared(lease, config, clean), cur, ranks=1, size=8)
-    bad, bad_gradient = total(config, lease, prepared(lease, config, Table(**poison)), torch.where(clean.mask_RT, cur, torch.nan), ranks=1, size=8)
+    bad_cur = torch.where(clean.mask_RT, cur, torch.nan)
+    bad, bad_gradient = total(config, lease, prepared(lease, config, Table(**poison)), bad_cur, ranks=1, size=8)
     assert (loss, gradient.numpy().tobytes()) == (bad, bad_gradient.numpy().tobytes())

@@ -1,4 +1,4 @@
-"""One rank and two: the same loss, gradient and weights; ZeRO 0, 2 and 3; several micro-batches; two paddings. Real gloo, real DeepSpeed."""
+"""One rank and two: the same loss, gradient and weights; ZeRO 0, 2 and 3; several micro-batches; two paddings. Real gloo and DeepSpeed."""
 
 import json
 import os
@@ -9,16 +9,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoModelForCausalLM
 
+from learner.checkpoint import complete_versions
+from replay.audit import audit
+from replay.reader import RunReader
+from tests.support.learning import LearningDaemon, acting, make_run_config
 from tests.support.ranks_main import CASES
-from tests.support.tiny_model import make_tiny_model
+from tests.support.tiny_model import VOCAB, make_tiny_model
 
 pytestmark = [pytest.mark.deepspeed, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[2]
 
 
+Facts = dict[int, dict[str, dict[str, Any]]]
+
+
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, dict[str, Any]]]:
+def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
     """By number of ranks."""
     folder = tmp_path_factory.mktemp("ranks")
     make_tiny_model(folder / "model", hidden=32, layers=2)
@@ -28,8 +36,8 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, dict[
         out.mkdir()
         launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
         command = [sys.executable, *launch, str(ROOT / "tests/support/ranks_main.py"), str(folder / "model"), str(out)]
-        run = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-                             timeout=280)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
         assert run.returncode == 0, run.stderr[-4000:]
         found[ranks] = json.loads((out / "facts.json").read_text())
     return found
@@ -37,7 +45,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, dict[
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_loss_gradient_and_weights_are_those_of_one_rank_in_one_batch(facts: dict[int, dict[str, dict[str, Any]]], ranks: int, case: str) -> None:
+def test_loss_gradient_and_weights_are_those_of_one_rank_in_one_batch(facts: Facts, ranks: int, case: str) -> None:
     reference, found = facts[1]["zero 0"], facts[ranks][case]
     assert found["loss"] == pytest.approx(reference["loss"], rel=1e-5)
     assert found["grad_norm"] == pytest.approx(reference["grad_norm"], rel=1e-5)
@@ -48,14 +56,34 @@ def test_loss_gradient_and_weights_are_those_of_one_rank_in_one_batch(facts: dic
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_scoring_live_and_under_other_weights_agrees(facts: dict[int, dict[str, dict[str, Any]]], ranks: int, case: str) -> None:
+def test_scoring_live_and_under_other_weights_agrees(facts: Facts, ranks: int, case: str) -> None:
     reference, found = facts[1]["zero 0"], facts[ranks][case]
     assert found["scored"] == pytest.approx(reference["scored"], abs=1e-3)
     assert found["swap"] == pytest.approx(reference["swap"], abs=1e-3)
     assert np.abs(np.array(found["swap"]) - np.array(found["scored"])).max() > 0.01
 
 
-def test_the_gradient_is_not_trivial(facts: dict[int, dict[str, dict[str, Any]]]) -> None:
+def test_the_gradient_is_not_trivial(facts: Facts) -> None:
     gradient = np.array(facts[1]["zero 0"]["gradient"])
     assert np.count_nonzero(gradient) > len(gradient) // 2
     assert facts[1]["zero 0"]["initial"] == facts[2]["zero 2"]["initial"]
+
+
+def test_a_whole_run_on_two_ranks(tmp_path: Path) -> None:
+    config = make_run_config(tmp_path, learner={"zero_stage": 2, "updates": 3}, replay={"max_staleness": 2})
+    with LearningDaemon(config) as daemon, acting(daemon.endpoint, config):
+        sets = [f"--set={table}.{key}={json.dumps(value)}" for table, key, value in [
+            *(("learner", key, value) for key, value in config.model_dump(mode="json")["learner"].items() if value is not None),
+            ("sampling", "n", 2), ("sampling", "max_new_tokens", 8), ("replay", "max_staleness", 2), ("replay", "order_lease_s", 30.0),
+            ("replay", "endpoint", daemon.endpoint), ("run", "dir", config.run.dir)]]
+        (tmp_path / "run.toml").write_text(f"[model]\npath = '{config.model.path}'\n[task]\ntrain = '{config.task.train}'\n")
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "learner"]
+        command = [sys.executable, *launch, str(tmp_path / "run.toml"), *sets]
+        run = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=280)
+        assert run.returncode == 0, run.stderr[-4000:]
+        run_dir = daemon.run_dir
+    assert audit(run_dir).findings == []
+    assert complete_versions(run_dir, 9) == [3, 0]
+    with RunReader(run_dir) as reader:
+        assert [json.loads(text)["state"]["world"] for text, in reader.sql("SELECT record FROM updates")] == [2, 2, 2]
+    assert AutoModelForCausalLM.from_pretrained(run_dir / "model").config.vocab_size == VOCAB

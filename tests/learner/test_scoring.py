@@ -67,6 +67,7 @@ def test_the_same_plan_gives_the_same_bits_whatever_the_other_rows_hold(policy: 
 
 def test_rescoring_shares_a_pass_only_where_places_are_free() -> None:
     a, b = ScoringPlan(4, 8, 2), ScoringPlan(4, 16, 2)
-    assert passes_of([a, ScoringPlan(4, 8, 0), a, b]) == [Pass(8, (1, None, 0, None)), Pass(8, (None, None, 2, None)), Pass(16, (None, None, 3, None))]
+    assert passes_of([a, ScoringPlan(4, 8, 0), a, b]) == [
+        Pass(8, (1, None, 0, None)), Pass(8, (None, None, 2, None)), Pass(16, (None, None, 3, None))]
     with pytest.raises(ValueError, match="no such row"):
         passes_of([ScoringPlan(4, 8, 4)])

@@ -1,7 +1,6 @@
 """One update through a real DeepSpeed engine: steps, skips, columns, and what the logged loss is made of."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,8 @@ def config(folder: Path) -> Config:
 
 
 @pytest.fixture
-def engine(config: Config) -> Iterator[TrainEngine]:
-    yield make_engine(config)
+def engine(config: Config) -> TrainEngine:
+    return make_engine(config)
 
 
 def test_a_step_learns_and_its_learning_rate_decays_linearly(folder: Path) -> None:

@@ -38,16 +38,17 @@ def test_nothing_is_known_at_first() -> None:
         "  0:00  update 0/240  reward -  heldout - (-)  staleness - / - / -  mismatch -  - tokens/s  -")
 
 
-@pytest.mark.parametrize(("change", "metrics", "text"), [
-    ({}, {"waits": "actors"}, "the actors wait for the learner"),
-    ({}, {"waits": "nobody"}, "nobody waits"),
-    ({}, {}, "3 of 32 groups complete; 1 actor generating"),
-    ({"evals": [{"actor": "actor-0", "version": 5, "answered": 7, "total": 2560}]}, {"waits": "learner"},
+@pytest.mark.parametrize(("change", "metrics", "stalled", "text"), [
+    ({}, {"waits": "actors"}, False, "the actors wait for the learner"),
+    ({}, {"waits": "nobody"}, False, "nobody waits"),
+    ({}, {"waits": "nobody"}, True, "3 of 32 groups complete; 1 actor generating"),
+    ({}, {}, False, "3 of 32 groups complete; 1 actor generating"),
+    ({"evals": [{"actor": "actor-0", "version": 5, "answered": 7, "total": 2560}]}, {"waits": "learner"}, True,
      "evaluation of version 5: 7 of 2560 answers"),
-    ({"evals": [{"actor": None, "version": 5, "answered": 0, "total": 2560}]}, {"waits": "learner"}, "the learner waits for rollouts"),
+    ({"evals": [{"actor": None, "version": 5, "answered": 0, "total": 2560}]}, {"waits": "learner"}, False, "the learner waits for rollouts"),
 ])
-def test_who_waits_for_whom(change: dict[str, Any], metrics: dict[str, Any], text: str) -> None:
-    assert waits({**VALUES, **change}, metrics) == text
+def test_who_waits_for_whom(change: dict[str, Any], metrics: dict[str, Any], stalled: bool, text: str) -> None:
+    assert waits({**VALUES, **change}, metrics, stalled) == text
 
 
 def plain(monkeypatch: pytest.MonkeyPatch, times: list[float]) -> tuple[PlainScreen, io.StringIO]:
@@ -79,9 +80,12 @@ def test_plain_lines_come_every_twenty_seconds_when_nothing_moves(monkeypatch: p
     now = [0.0]
     screen, out = plain(monkeypatch, now)
     for _ in range(45):
-        screen.show({})
+        screen.show(VALUES)
         now[0] += 1.0
-    assert [line.split()[0] for line in out.getvalue().splitlines()] == ["0:00", "0:20", "0:40"]
+    lines = out.getvalue().splitlines()
+    assert [line.split()[0] for line in lines] == ["0:00", "0:20", "0:40"]
+    assert [line.split("tokens/s  ")[1] for line in lines] == ["the learner waits for rollouts"] + 2 * [
+        "3 of 32 groups complete; 1 actor generating"]
 
 
 def test_a_terminal_gets_a_table_and_a_last_panel() -> None:

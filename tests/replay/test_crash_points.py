@@ -1,4 +1,4 @@
-"""The daemon dies just before or just after a commit, at each commit of a small run in turn; the run goes on, and the books say the same."""
+"""The daemon dies just before or just after a commit, at each commit of a small run in turn; the run goes on all the same."""
 
 import threading
 from pathlib import Path

@@ -10,7 +10,7 @@ from replay import daemon as daemon_module
 from tests.replay.conftest import Stage
 from tests.support.replay import DaemonThread, LightActor, LightLearner, make_config, rollout, stats
 from wire.errors import ProtocolError, RefusedError, RunError
-from wire.messages import Applied, Checkpointed, Note
+from wire.messages import Applied, Checkpointed, Done, Note
 from wire.record import Failed
 
 
@@ -30,6 +30,39 @@ def test_it_ends_when_the_learner_has_finished_and_every_actor_was_told(tmp_path
         assert daemon.error is None
         for client in (learner, actor, gone):
             client.close()
+
+
+def test_a_finished_run_that_is_resumed_ends_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_module, "GONE_S", 0.0)
+    config = make_config(tmp_path, learner={"updates": 1})
+
+    def finish(daemon: DaemonThread) -> None:
+        learner = LightLearner(daemon.endpoint, config)
+        learner.committed = 1
+        assert learner.lease() == Done()
+        learner.finish()
+        learner.close()
+
+    with DaemonThread(config) as daemon:
+        learner, actor = LightLearner(daemon.endpoint, config), LightActor(daemon.endpoint, config)
+        actor.pull()
+        actor.work()
+        learner.commit(learner.lease(wait_s=2.0))
+        finish(daemon)
+        daemon.thread.join(10)
+        assert not daemon.thread.is_alive()
+        learner.close()
+        actor.close()
+    with DaemonThread(config) as daemon:  # a learner that comes late finds it
+        daemon.thread.join(0.6)
+        assert daemon.thread.is_alive()
+        finish(daemon)
+        daemon.thread.join(10)
+        assert not daemon.thread.is_alive()
+    monkeypatch.setattr(daemon_module, "LATE_LEARNER_S", 0.0)
+    with DaemonThread(config) as daemon:  # killed after the learner had gone
+        daemon.thread.join(10)
+        assert not daemon.thread.is_alive()
 
 
 def test_a_run_that_cannot_go_on_tells_whoever_waits(tmp_path: Path) -> None:

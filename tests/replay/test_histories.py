@@ -22,7 +22,6 @@ from wire.errors import TryAgainError
 from wire.messages import Checkpointed, Commit, Fork, GiveBack, Leased, SampleFailure
 from wire.record import Failed, WorkOrder, pack_payload
 
-
 POISON = pack_payload(np.arange(4), np.ones(3), np.array([math.nan, -1, -1]))
 LIVE = "SELECT group_id, state FROM groups WHERE purpose = 'train' AND state IN ('granted', 'complete', 'leased')"
 
@@ -212,5 +211,6 @@ class History(RuleBasedStateMachine):
         raise AssertionError("progress stopped")
 
 
-History.TestCase.settings = settings(max_examples=settings().max_examples // 4, stateful_step_count=40, suppress_health_check=list(HealthCheck))
+History.TestCase.settings = settings(max_examples=settings().max_examples // 4, stateful_step_count=40,
+                                     suppress_health_check=list(HealthCheck))
 TestHistory = History.TestCase

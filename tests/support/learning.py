@@ -1,4 +1,4 @@
-"""A whole learner against a real replay daemon in a thread, and a light actor that answers with random tokens of a tiny model's vocabulary."""
+"""A whole learner against a real replay daemon in a thread, and a light actor that answers with random tokens a tiny model knows."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -39,10 +39,10 @@ def make_engine(config: Config) -> TrainEngine:
     return TrainEngine(load_policy(config.model.path, config.model.dtype, config.model.attention), config, join(config))
 
 
-def make_lease(config: Config, *, seed: int = 0, version_in: int = 0, versions: Sequence[int] = (0,), rewards: Sequence[float] | None = None,
+def make_lease(config: Config, *, seed: int = 0, version_in: int = 0, versions: Sequence[int] = (0,), rewards: list[float] | None = None,
                anchored: bool = True) -> LeaseRows:
-    """`groups_per_update` groups of n random responses. Row i was sampled under versions[i % len]; mu and old are random but alike. Rewards
-    default to a pattern that differs within every group."""
+    """`groups_per_update` groups of n random responses. Row i was sampled under versions[i % len]; mu and old are random and alike.
+    Rewards default to a pattern that differs within every group."""
     rng = np.random.default_rng(seed)
     sampling = Sampling(config.sampling.temperature, config.sampling.max_new_tokens)
     heads, payloads, anchors, group_ids = [], [], {}, []
@@ -55,8 +55,8 @@ def make_lease(config: Config, *, seed: int = 0, version_in: int = 0, versions: 
             reward = float(sample % 2) if rewards is None else rewards[row]
             old = (-np.abs(rng.normal(3.5, 0.8, length))).astype(np.float32)
             mu = np.minimum(old + rng.normal(0, 0.05, length), 0).astype(np.float32)
-            heads.append(RolloutHead(rollout_id, f"o{group}", 0, sample, len(prompt), length, (Span(version, 0, length),), "stop", sampling, "f",
-                                     Scored(reward)))
+            heads.append(RolloutHead(rollout_id, f"o{group}", 0, sample, len(prompt), length, (Span(version, 0, length),), "stop", sampling,
+                                     "f", Scored(reward)))
             payloads.append(unpack_payload(heads[-1], pack_payload(prompt, rng.integers(3, VOCAB, length), mu)))
             if anchored:
                 anchors[rollout_id, 0] = Anchor("resident", old)
