@@ -17,7 +17,7 @@ from wire.errors import ConfigError, EngineError
 
 HERE = Path(__file__).resolve().parent
 ENGINE_ONLY = str(Path(sys.prefix) / "engine-only")
-"""Where `make setup` puts what only SGLang may see on a CPU: a torchvision built for CUDA, over which transformers would stumble elsewhere."""
+"""What `make setup` keeps for SGLang alone on a CPU: a torchvision built for CUDA, over which transformers elsewhere would stumble."""
 LOG_TAIL_LINES, LOG_TAIL_BYTES = 15, 8192
 POLL_S = 0.05
 CHANGES_LOGPROBS = "SGLANG_RETURN_ORIGINAL_LOGPROB"

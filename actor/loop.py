@@ -54,7 +54,6 @@ class Actor:
         """Returns when the run is done. Raises the first error that ends the actor; orders are given back on every way out."""
         await self._hello()
         try:
-            await self._start_engine()
             async with asyncio.TaskGroup() as self._tasks:
                 for step in (self._pull(), self._work(), self._send(), self._outbox.send_notes()):
                     self._tasks.create_task(step)
@@ -107,7 +106,9 @@ class Actor:
                 await asyncio.sleep(max(0.0, asked + POLL_S - time.monotonic()))
 
     async def _work(self) -> None:
-        """Does what the agenda says is next."""
+        """Starts the engine, then does what the agenda says is next. Starting takes long: Pull is a sign of life meanwhile and may bring
+        the end of the run."""
+        await self._start_engine()
         while True:
             await self._service.ready()
             self._changed.clear()

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from leeway.table import final, live, plain_line
 
 PLAIN_EVERY_S, PLAIN_EVERY_UPDATES, PLAIN_AT_LEAST_S = 2.0, 10, 20.0
 KEPT_LINES = 4
+RATE_OVER_S = 10.0
 STALLED_S = 5.0
 """Without an update for this long, what is awaited says more than who waited at the last one."""
 
@@ -36,15 +38,25 @@ def open_screen(config: Config, run_dir: Path) -> Screen:
 
 
 class Progress:
-    """When the last update was seen."""
+    """What one answer of replay does not tell: how long ago the last update was, and tokens per second over the last few seconds."""
 
     def __init__(self) -> None:
         self._update, self._at = -1, time.monotonic()
+        self._tokens: deque[tuple[float, float]] = deque()
 
-    def stalled(self, update: int) -> bool:
-        if update != self._update:
-            self._update, self._at = update, time.monotonic()
+    def stalled(self, values: Mapping[str, Any]) -> bool:
+        if values.get("updates") != self._update:
+            self._update, self._at = values.get("updates", -1), time.monotonic()
         return time.monotonic() - self._at > STALLED_S
+
+    def tokens_per_s(self, values: Mapping[str, Any]) -> float | None:
+        """None until there are two counts to compare."""
+        counters = values.get("counters") or {}
+        self._tokens.append((time.monotonic(), counters.get("tokens_generated", 0.0)))
+        while self._tokens[-1][0] - self._tokens[0][0] > RATE_OVER_S and len(self._tokens) > 2:
+            self._tokens.popleft()
+        (began, before), (now, after) = self._tokens[0], self._tokens[-1]
+        return (after - before) / (now - began) if now > began else None
 
 
 class PlainScreen:
@@ -61,10 +73,10 @@ class PlainScreen:
 
     def show(self, values: dict[str, Any]) -> None:
         now, update = time.monotonic(), int(values.get("updates", 0))
-        stalled = self._progress.stalled(update)
+        stalled, rate = self._progress.stalled(values), self._progress.tokens_per_s(values)
         due = update >= self._shown_update + PLAIN_EVERY_UPDATES or update >= self._updates > self._shown_update
         if now - self._shown_at >= (PLAIN_EVERY_S if due else PLAIN_AT_LEAST_S):
-            self._print(plain_line(values, self._updates, now - self._began, stalled))
+            self._print(plain_line(values, self._updates, now - self._began, rate, stalled))
             self._shown_at, self._shown_update = now, update
 
     def finish(self, summary: dict[str, Any]) -> None:
@@ -85,6 +97,7 @@ class LiveScreen:
         self._updates, self._run_dir = updates, run_dir
         self._began = time.monotonic()
         self._values: dict[str, Any] = {}
+        self._rate: float | None = None
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._progress = Progress()
         self._live = Live(console=console, auto_refresh=False)
@@ -95,7 +108,7 @@ class LiveScreen:
         self._draw()
 
     def show(self, values: dict[str, Any]) -> None:
-        self._values = values
+        self._values, self._rate = values, self._progress.tokens_per_s(values)
         self._draw()
 
     def finish(self, summary: dict[str, Any]) -> None:
@@ -107,5 +120,6 @@ class LiveScreen:
 
     def _draw(self) -> None:
         seconds = time.monotonic() - self._began
-        stalled = self._progress.stalled(self._values.get("updates", 0))
-        self._live.update(live(self._values, self._updates, seconds, self._run_dir.name, list(self._lines), stalled), refresh=True)
+        table = live(self._values, self._updates, seconds, self._run_dir.name, list(self._lines), self._rate,
+                     self._progress.stalled(self._values))
+        self._live.update(table, refresh=True)

@@ -38,7 +38,6 @@ class View(NamedTuple):
     age_max: int | None
     budget: int | None
     mismatch: float | None
-    tokens_per_s: float | None
     waits: str
 
 
@@ -49,7 +48,7 @@ def view(values: Values, stalled: bool) -> View:
     return View(
         update=values.get("updates", 0), reward=metrics.get("reward"), first=accuracies[0], last=accuracies[-1], age_mean=ages.get("mean"),
         age_max=ages.get("max"), budget=values.get("max_staleness"), mismatch=(metrics.get("mismatch") or {}).get("mean_abs"),
-        tokens_per_s=metrics.get("tokens_per_s"), waits=waits(values, metrics, stalled))
+        waits=waits(values, metrics, stalled))
 
 
 def waits(values: Values, metrics: Values, stalled: bool) -> str:
@@ -70,14 +69,15 @@ def accuracy(pair: tuple[float | None, float | None]) -> str:
     return f"{number(pair[0], 3)} ({number(pair[1], 3)})"
 
 
-def plain_line(values: Values, updates: int, seconds: float, stalled: bool = False) -> str:
+def plain_line(values: Values, updates: int, seconds: float, rate: float | None, stalled: bool = False) -> str:
     """One line: update, reward, held-out sampled (greedy), staleness mean/oldest/budget, mismatch, tokens/s, who waits."""
     shown = view(values, stalled)
     return (f"{clock(seconds):>6}  update {shown.update}/{updates}  reward {number(shown.reward, 3)}  heldout {accuracy(shown.last)}  "
-            f"staleness {staleness(shown)}  mismatch {small(shown.mismatch)}  {number(shown.tokens_per_s, 0)} tokens/s  {shown.waits}")
+            f"staleness {staleness(shown)}  mismatch {small(shown.mismatch)}  {number(rate, 0)} tokens/s  {shown.waits}")
 
 
-def live(values: Values, updates: int, seconds: float, name: str, lines: list[str], stalled: bool = False) -> RenderableType:
+def live(values: Values, updates: int, seconds: float, name: str, lines: list[str], rate: float | None,
+         stalled: bool = False) -> RenderableType:
     """The table, a progress bar, and the newest `lines` of what happened."""
     shown = view(values, stalled)
     table = two_columns(
@@ -86,7 +86,7 @@ def live(values: Values, updates: int, seconds: float, name: str, lines: list[st
         ("held-out accuracy", f"{accuracy(shown.last)}   at first {accuracy(shown.first)}   sampled (greedy)"),
         ("staleness", f"{staleness(shown)}   mean / oldest / budget"),
         ("mismatch", f"{small(shown.mismatch)}   mean |old - mu|"),
-        ("tokens/s", number(shown.tokens_per_s, 0)),
+        ("tokens/s", number(rate, 0)),
         ("waits", shown.waits))
     body = Table.grid()
     body.add_row(table)

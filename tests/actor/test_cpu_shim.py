@@ -41,5 +41,10 @@ def test_another_sitecustomize_still_runs(tmp_path: Path) -> None:
     assert python("print(other_ran, end=' '); import sgl_kernel; print(sgl_kernel.__version__)", tmp_path) == "True 0.0.0"
 
 
-def test_torchvision_imports_beside_a_cpu_torch() -> None:
-    assert python("import torchvision; print('imported')") == "imported"
+def test_the_engines_torchvision_imports_beside_a_cpu_torch() -> None:
+    assert python("import torchvision; print('imported')", Path(actor.engine_process.ENGINE_ONLY)) == "imported"
+
+
+def test_nobody_else_sees_that_torchvision() -> None:
+    """Else a plain `from_pretrained` of a run's model/ fails in this environment."""
+    assert python("import importlib.util; print(importlib.util.find_spec('torchvision'))") == "None"

@@ -316,3 +316,18 @@ async def test_a_response_that_ends_between_a_swap_and_its_proof_waits_for_the_p
     assert versions_of(stage, "t1.1.0") == [0]  # what it had made, partly under version 1, was thrown away
     assert stage.engine.tokens_made == 60
     await stage.finish()
+
+
+async def test_a_run_that_ends_while_the_engine_starts_ends_the_actor(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replay leaves once every actor was told: one that hears nothing until its engine is ready would wait for ever."""
+    starting = asyncio.Event()
+
+    async def never() -> FakeEngine:
+        starting.set()
+        return await asyncio.Future()
+
+    monkeypatch.setattr(stage.host, "start", never)
+    await stage.start(None)
+    await starting.wait()
+    await stage.finish()
+    assert stage.host.stopped

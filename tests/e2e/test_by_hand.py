@@ -1,5 +1,5 @@
-"""The daemons started by hand, in an awkward order: a learner on two ranks first, an actor attached to the user's own SGLang server, a
-second actor with its own engine rounded to fp8, replay last. The data and the reward are those of the README, as they stand there."""
+"""The daemons started by hand, in an awkward order: two actors first, one attached to the user's own SGLang server, one with its own engine
+rounded to fp8; then replay; last a learner on two ranks. The data's shape and the reward are those of the README, as they stand there."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ SMALL = {
     "learner.score_rows": 32,
     "learner.length_bucket": 10,
     "learner.zero_stage": 2,
+    "actor.orders_per_request": 2,
+    "actor.requests_in_flight": 1,
     "sampling.n": 4,
     "replay.max_staleness": 1,
     "eval.prompts": 4,
@@ -38,6 +40,13 @@ SMALL = {
     "recipe.clip_low": 0.001,
     "recipe.clip_high": 0.001,
 }
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 300) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what} within {seconds} s"
+        time.sleep(0.2)
 
 
 def readme_block(language: str, first_line: str) -> str:
@@ -90,31 +99,14 @@ def finished(home: Path) -> Iterator[dict[str, Any]]:
             )
 
     with serve(home / "model", home) as (url, key_file, server):
-        start(
-            "learner",
-            "torch.distributed.run",
-            "--nproc-per-node",
-            "2",
-            "--master-port",
-            str(free_port("127.0.0.1")),
-            "-m",
-            "learner",
-            *common,
-        )
-        start(
-            "attached",
-            "actor",
-            *common,
-            "--set",
-            f"actor.url={url}",
-            "--set",
-            f"actor.api_key_file={key_file}",
-            "--set",
-            "actor.name=attached",
-        )
         start("own", "actor", *common, "--set", "actor.name=own", "--set", "actor.round_weights=fp8")
-        time.sleep(3)
+        attached = ("--set", f"actor.url={url}", "--set", f"actor.api_key_file={key_file}", "--set", "actor.name=attached")
+        start("attached", "actor", *common, *attached)
+        time.sleep(2)
         start("replay", "replay", *common)
+        until(lambda: "is ready" in (home / "own.log").read_text(), "own's engine")
+        ranks = ("--nproc-per-node", "2", "--master-port", str(free_port("127.0.0.1")))
+        start("learner", "torch.distributed.run", *ranks, "-m", "learner", *common)
         try:
             codes = {name: running[name].wait(600) for name in ("learner", "attached", "own", "replay")}
             yield {

@@ -10,7 +10,7 @@ from tests.support.whole_run import WholeRun, books_balance
 
 pytestmark = [pytest.mark.e2e, pytest.mark.sglang, pytest.mark.deepspeed, pytest.mark.timeout(1200)]
 
-UPDATES = 100
+UPDATES = 120
 SUMMARY_FIELDS = {
     "schema", "status", "updates", "updates_skipped", "version_final", "max_staleness", "max_staleness_trained", "mean_staleness_trained",
     "heldout", "rollouts", "duplicates_refused", "quarantined", "trained_twice", "old_sources", "tokens", "seconds", "actors", "seed",

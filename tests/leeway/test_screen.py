@@ -9,14 +9,13 @@ import pytest
 from rich.console import Console
 
 from leeway import screen as screens
-from leeway.screen import LiveScreen, PlainScreen
+from leeway.screen import LiveScreen, PlainScreen, Progress
 from leeway.table import plain_line, waits
 
 VALUES: dict[str, Any] = {
     "updates": 37, "max_staleness": 2, "evals": [], "awaited": "3 of 32 groups complete; 1 actor generating",
     "heldout": [{"sampled": 0.4316, "greedy": 0.6289}, {"sampled": 0.6523, "greedy": 0.8105}],
-    "metrics": {"reward": 0.61234, "staleness": {"mean": 1.267, "max": 2}, "mismatch": {"mean_abs": 0.0000021}, "tokens_per_s": 1432.6,
-                "waits": "learner"},
+    "metrics": {"reward": 0.61234, "staleness": {"mean": 1.267, "max": 2}, "mismatch": {"mean_abs": 0.0000021}, "waits": "learner"},
 }
 SUMMARY: dict[str, Any] = {
     "status": "done", "updates": 240, "updates_skipped": 1, "version_final": 240, "max_staleness": 2, "max_staleness_trained": 2,
@@ -28,13 +27,13 @@ SUMMARY: dict[str, Any] = {
 
 
 def test_a_plain_line_holds_everything() -> None:
-    assert plain_line(VALUES, 240, 65.4) == (
+    assert plain_line(VALUES, 240, 65.4, 1432.6) == (
         "  1:05  update 37/240  reward 0.612  heldout 0.652 (0.810)  staleness 1.27 / 2 / 2  mismatch 2.1e-06  1433 tokens/s  "
         "the learner waits for rollouts")
 
 
 def test_nothing_is_known_at_first() -> None:
-    assert plain_line({}, 240, 0.0) == (
+    assert plain_line({}, 240, 0.0, None) == (
         "  0:00  update 0/240  reward -  heldout - (-)  staleness - / - / -  mismatch -  - tokens/s  -")
 
 
@@ -45,7 +44,8 @@ def test_nothing_is_known_at_first() -> None:
     ({}, {}, False, "3 of 32 groups complete; 1 actor generating"),
     ({"evals": [{"actor": "actor-0", "version": 5, "answered": 7, "total": 2560}]}, {"waits": "learner"}, True,
      "evaluation of version 5: 7 of 2560 answers"),
-    ({"evals": [{"actor": None, "version": 5, "answered": 0, "total": 2560}]}, {"waits": "learner"}, False, "the learner waits for rollouts"),
+    ({"evals": [{"actor": None, "version": 5, "answered": 0, "total": 2560}]}, {"waits": "learner"}, False,
+     "the learner waits for rollouts"),
 ])
 def test_who_waits_for_whom(change: dict[str, Any], metrics: dict[str, Any], stalled: bool, text: str) -> None:
     assert waits({**VALUES, **change}, metrics, stalled) == text
@@ -86,6 +86,17 @@ def test_plain_lines_come_every_twenty_seconds_when_nothing_moves(monkeypatch: p
     assert [line.split()[0] for line in lines] == ["0:00", "0:20", "0:40"]
     assert [line.split("tokens/s  ")[1] for line in lines] == ["the learner waits for rollouts"] + 2 * [
         "3 of 32 groups complete; 1 actor generating"]
+
+
+def test_tokens_per_second_are_those_of_the_last_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(screens, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    progress = Progress()
+    rates = []
+    for tokens in (0, 0, 3000, 3000, 3000, 3000, 3000):
+        rates.append(progress.tokens_per_s({"counters": {"tokens_generated": tokens}}))
+        now[0] += 3.0
+    assert rates == [None, 0.0, 500.0, 3000 / 9, 3000 / 9, 0.0, 0.0]
 
 
 def test_a_terminal_gets_a_table_and_a_last_panel() -> None:
