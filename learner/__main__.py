@@ -1,31 +1,14 @@
 """`python -m learner CONFIG... [--name NAME] [--set key=value]...`: the learner, alone or under torchrun or the deepspeed launcher."""
 
 import os
-import signal
 import sys
-from types import FrameType
 
 from configs.arguments import parse
 from configs.schema import Config
+from learner.stop import Stop
 from learner.stopwatch import Stopwatch
 from replay.client import BlockingClient
 from wire.process import INTERRUPTED, run_main
-
-
-class StopSignal:
-    """The first SIGINT (or SIGTERM) asks for a clean stop at the next commit, a second one stops at once."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        signal.signal(signal.SIGINT, self._handle)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-
-    def __call__(self) -> bool:
-        return self.asked
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -38,10 +21,11 @@ def main(argv: list[str] | None = None) -> int:
 def learn(config: Config) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("DS_ACCELERATOR", config.learner.device)
-    stopwatch, stopping = Stopwatch(), StopSignal()
+    stopwatch, stop = Stopwatch(), Stop()
+    stop.install()
     from learner.assemble import assemble  # torch and DeepSpeed read the environment when imported
 
-    learner = assemble(config, lambda: BlockingClient(config.replay.endpoint), stopping, stopwatch)
+    learner = assemble(config, lambda: BlockingClient(config.replay.endpoint), stop, stopwatch)
     try:
         return 0 if learner.run() else INTERRUPTED
     finally:

@@ -12,12 +12,13 @@ from learner.model import load_policy, load_tokenizer, set_determinism
 from learner.publish import Publisher
 from learner.ranks import join
 from learner.session import Client, Session
+from learner.stop import Stop
 from learner.stopwatch import Stopwatch
 from wire.errors import ConfigError
 from wire.process import set_up_logging
 
 
-def assemble(config: Config, connect: Callable[[], Client], stopping: Callable[[], bool], stopwatch: Stopwatch) -> Learner:
+def assemble(config: Config, connect: Callable[[], Client], stop: Stop, stopwatch: Stopwatch) -> Learner:
     """`connect` is called by rank 0 only. ConfigError for a model or a number of ranks that will not do, RefusedError from replay."""
     ranks = join(config)
     set_up_logging("learner" if ranks.is_first else f"learner rank {ranks.rank}", config.logging.level)
@@ -28,11 +29,11 @@ def assemble(config: Config, connect: Callable[[], Client], stopping: Callable[[
     set_determinism(config.run.seed, config.learner.device)
     policy = load_policy(config.model.path, config.model.dtype, config.model.attention)
     tokens = len(load_tokenizer(config.model.path))
-    session = Session(ranks, connect() if ranks.is_first else None, stopping)
+    session = Session(ranks, connect() if ranks.is_first else None, stop)
     welcome = session.hello(config.shared())
     run_dir = Path(welcome.run_dir)
     if ranks.is_first:
         set_up_logging("learner", config.logging.level, run_dir)
     engine = TrainEngine(policy, config, ranks)
     publisher = Publisher(engine, run_dir, Path(config.model.path), tokens, config.run.seed)
-    return Learner(config, engine, session, publisher, Anchors(engine, session, config, run_dir), stopwatch, stopping, welcome)
+    return Learner(config, engine, session, publisher, Anchors(engine, session, config, run_dir), stopwatch, welcome)

@@ -4,7 +4,6 @@ Every rank runs it in step; rank 0 speaks to replay. Crash order: weight files, 
 """
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 from torch import Tensor
@@ -46,12 +45,12 @@ LONGEST_WAIT_S = 0.5
 
 
 class Learner:
-    """`stopping` tells whether a signal asked this process to stop; rank 0's answer counts."""
+    """Asked to stop by a signal, it goes on to the next commit; rank 0's signal counts."""
 
     def __init__(self, config: Config, engine: TrainEngine, session: Session, publisher: Publisher, anchors: Anchors, stopwatch: Stopwatch,
-                 stopping: Callable[[], bool], welcome: Welcome) -> None:
+                 welcome: Welcome) -> None:
         self.config, self.engine, self.session, self.ranks = config, engine, session, session.ranks
-        self.publisher, self.anchors, self.seconds, self.stopping = publisher, anchors, stopwatch, stopping
+        self.publisher, self.anchors, self.seconds = publisher, anchors, stopwatch
         self.record = RecordMaker(config, engine)
         self.run_dir, self.committed = Path(welcome.run_dir), welcome.committed
         self.version, self.weights_digest = -1, ""
@@ -150,7 +149,7 @@ class Learner:
 
     # ------------------------------------------------------------
     def interrupted(self) -> bool:
-        return self.ranks.decide(self.stopping())
+        return self.ranks.decide(self.session.stop.asked)
 
     def call(self, request: Request | None, bulk: bytes = b"") -> tuple[Reply, bytes]:
         return self.session.call(request, bulk)

@@ -4,10 +4,10 @@ So all ranks run the same steps on the same data, and collectives always meet. O
 """
 
 import logging
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from learner.ranks import Ranks
+from learner.stop import Stop
 from wire import errors
 from wire.codec import decode, encode
 from wire.errors import LeewayError
@@ -15,8 +15,6 @@ from wire.messages import PROTOCOL, AnyMessage, Hello, Refusal, Reply, Request, 
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 10.0
-"""After so long without a reply a stopping learner gives up. Otherwise it asks again: every request is harmless when repeated."""
 FAREWELL_S = 3.0
 
 
@@ -29,9 +27,9 @@ class Client(Protocol):
 
 
 class Session:
-    def __init__(self, ranks: Ranks, client: Client | None, stopping: Callable[[], bool]) -> None:
+    def __init__(self, ranks: Ranks, client: Client | None, stop: Stop) -> None:
         """`client` is None on every rank but the first."""
-        self.ranks, self.client, self.stopping = ranks, client, stopping
+        self.ranks, self.client, self.stop = ranks, client, stop
         self.epoch = -1
 
     def hello(self, shared: dict[str, Any]) -> Welcome:
@@ -71,13 +69,8 @@ class Session:
     def _ask(self, request: Request | None, bulk: bytes) -> tuple[Reply, bytes]:
         assert self.client is not None
         assert request is not None
-        while True:
-            try:
-                return self.client.call(request, bulk, timeout_s=PATIENCE_S + getattr(request, "wait_s", 0.0))
-            except TimeoutError as error:
-                if self.stopping():
-                    log.error("stopping without a word from replay: %s", error)
-                    raise KeyboardInterrupt from None
+        with self.stop.waiting():
+            return self.client.call(request, bulk)
 
     def _tell(self, message: AnyMessage, bulk: bytes) -> None:
         for frame in encode(0, message, bulk):

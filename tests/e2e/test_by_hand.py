@@ -108,7 +108,7 @@ def finished(home: Path) -> Iterator[dict[str, Any]]:
         ranks = ("--nproc-per-node", "2", "--master-port", str(free_port("127.0.0.1")))
         start("learner", "torch.distributed.run", *ranks, "-m", "learner", *common)
         try:
-            codes = {name: running[name].wait(600) for name in ("learner", "attached", "own", "replay")}
+            codes = {name: running[name].wait(200) for name in ("learner", "attached", "own", "replay")}
             yield {
                 "codes": codes,
                 "logs": {name: (home / f"{name}.log").read_text()[-3000:] for name in running},

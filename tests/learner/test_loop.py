@@ -94,7 +94,7 @@ def test_resident_and_snapshot_anchors_both_occur_and_come_again_bit_for_bit(fin
     _, run_dir = finished
     with RunReader(run_dir) as run:
         spans = run.sql('SELECT s.rollout_id, s.version, s.start, s."end", s.source, s.trainer, s.rows, s.width, s.row, s.old, r.head, '
-                        "r.payload FROM spans s JOIN rollouts r USING (rollout_id) WHERE s.source IS NOT NULL ORDER BY s.rollout_id, s.span")
+                        "r.payload FROM spans s JOIN rollouts r USING (rollout_id) WHERE s.source IS NOT NULL ORDER BY s.rollout_id")
     exact = [span for span in spans if span[4] != "missing"]
     wanted = []
     for span in exact:
@@ -122,7 +122,7 @@ def test_spans_with_a_stale_cache_are_missing_and_masked(finished: tuple[Config,
 def test_a_signal_stops_at_the_last_commit_and_the_next_learner_goes_on_from_there(config: Config) -> None:
     with LearningDaemon(config) as daemon, acting(daemon.endpoint, config):
         learner = daemon.learner()
-        learner.stopping = lambda: learner.version >= 2  # type: ignore[method-assign]
+        learner.interrupted = lambda: learner.version >= 2  # type: ignore[method-assign]
         assert not learner.run()
         assert complete_versions(daemon.run_dir, 9)[0] == learner.version == 2
         again = daemon.learner()
@@ -134,7 +134,7 @@ def test_without_a_checkpoint_of_the_last_commit_it_forks(config: Config) -> Non
     with LearningDaemon(config) as daemon, acting(daemon.endpoint, config):
         learner = daemon.learner()
         learner.save = lambda: None if learner.version else Learner.save(learner)  # type: ignore[method-assign]
-        learner.stopping = lambda: learner.version >= 2  # type: ignore[method-assign]
+        learner.interrupted = lambda: learner.version >= 2  # type: ignore[method-assign]
         assert not learner.run()  # as if killed: versions 1 and 2 are committed, the checkpoint is of version 0
         again = daemon.learner()
         again.start()

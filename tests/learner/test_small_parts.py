@@ -1,9 +1,14 @@
-"""The stopwatch, and the conversation with replay."""
+"""The stopwatch, signals, and the conversation with replay."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from learner.ranks import Ranks
 from learner.session import Session
+from learner.stop import Stop
 from learner.stopwatch import Stopwatch
 from wire.errors import TryAgainError
 from wire.messages import Ok, Reply, Request, Stats
@@ -39,31 +44,48 @@ def test_time_is_counted_when_the_step_fails() -> None:
 
 
 class Silent:
-    """Answers nothing the first `silences` times."""
+    """A replay that does not answer; `meanwhile` happens while one waits for it."""
 
-    def __init__(self, silences: int) -> None:
-        self.silences, self.asked = silences, 0
+    def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self.meanwhile = meanwhile
 
     def call(self, request: Request, bulk: bytes = b"", *, timeout_s: float | None = None) -> tuple[Reply, bytes]:
-        self.asked += 1
-        if self.asked <= self.silences:
+        if timeout_s is not None:
             raise TimeoutError("no reply")
+        self.meanwhile()
+        time.sleep(60)
         return Ok(), b""
 
     def close(self) -> None:
         pass
 
 
-def test_a_request_without_a_reply_is_asked_again() -> None:
-    client = Silent(2)
-    assert Session(Ranks(0, 1, "cpu"), client, lambda: False).call(Stats()) == (Ok(), b"")
-    assert client.asked == 3
+@pytest.fixture
+def stop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stop]:
+    monkeypatch.setattr("learner.stop.PATIENCE_S", 0.05)
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)
+    made = Stop()
+    made.install()
+    yield made
+    for number, handler in zip((signal.SIGINT, signal.SIGALRM), before, strict=True):
+        signal.signal(number, handler)
 
 
-def test_a_stopping_learner_does_not_wait_for_ever() -> None:
+def test_a_first_signal_only_asks_and_a_second_one_stops_at_once(stop: Stop) -> None:
+    signal.raise_signal(signal.SIGINT)
+    assert stop.asked
     with pytest.raises(KeyboardInterrupt):
-        Session(Ranks(0, 1, "cpu"), Silent(2), lambda: True).call(Stats())
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_stopping_learner_does_not_wait_for_a_silent_replay(stop: Stop) -> None:
+    session = Session(Ranks(0, 1, "cpu"), Silent(lambda: signal.raise_signal(signal.SIGINT)), stop)
+    with pytest.raises(KeyboardInterrupt):
+        session.call(Stats())  # asked while it waits
+    with pytest.raises(KeyboardInterrupt):
+        Session(Ranks(0, 1, "cpu"), Silent(), stop).call(Stats())  # asked before
+    time.sleep(0.1)  # the timer is off outside a wait
 
 
 def test_the_last_word_needs_no_reply() -> None:
-    Session(Ranks(0, 1, "cpu"), Silent(1), lambda: False).farewell(Stats())
+    Session(Ranks(0, 1, "cpu"), Silent(), Stop()).farewell(Stats())

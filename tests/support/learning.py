@@ -12,6 +12,7 @@ from configs.schema import Config
 from learner.assemble import assemble
 from learner.coldstart import make_tokenizer
 from learner.loop import Learner
+from learner.stop import Stop
 from learner.stopwatch import Stopwatch
 from replay.client import BlockingClient
 from tests.support.replay import DaemonThread, LightActor, make_config
@@ -85,7 +86,7 @@ class LearningDaemon(DaemonThread):
 
     def learner(self) -> Learner:
         """A new one, as a new process would be; it replaces the one before. Nothing asks it to stop."""
-        self.learners.append(assemble(self.config, lambda: BlockingClient(self.endpoint), lambda: False, Stopwatch()))
+        self.learners.append(assemble(self.config, lambda: BlockingClient(self.endpoint), Stop(), Stopwatch()))
         return self.learners[-1]
 
     def __exit__(self, *exc: object) -> None:
