@@ -49,6 +49,7 @@ class Actor:
                               config.actor.requests_in_flight)
         self._changed = asyncio.Event()
         self._retry_s = RETRY_S
+        self._over = False
 
     async def run(self) -> None:
         """Returns when the run is done. Raises the first error that ends the actor; orders are given back on every way out."""
@@ -98,6 +99,7 @@ class Actor:
             work, _ = await self._client.call(Pull(self._epoch, -1 if held is None else held, want, wait_s, self._agenda.holding()))
             assert isinstance(work, Work)
             if work.done:
+                self._over = True
                 raise RunIsDone
             if refusal := self._agenda.take(work):
                 self._outbox.note("weights_refused", refusal)
@@ -109,7 +111,7 @@ class Actor:
         """Starts the engine, then does what the agenda says is next. Starting takes long: Pull is a sign of life meanwhile and may bring
         the end of the run."""
         await self._start_engine()
-        while True:
+        while not self._over:
             await self._service.ready()
             self._changed.clear()
             match self._agenda.next(self._service.held):
@@ -134,6 +136,8 @@ class Actor:
         self._retry_s = RETRY_S
         found = proved.difference
         log.info("version %d is loaded: the probe differs by %.2g on average, %.2g at most", proved.version, found.mean, found.max)
+        if self._over:  # the cancellation of this task can get lost in the engine's HTTP client
+            return
         try:
             await self._client.call(Applied(self._epoch, proved.version, proved.weights_digest, found.mean, found.max))
         except TryAgainError as error:  # given up by a fork meanwhile: the next notice is on its way

@@ -18,6 +18,8 @@ BURST = 64
 """Messages taken before the others get their turn."""
 GONE_S = 15.0
 """An actor that has been silent this long at the end of the run is not waited for."""
+FAREWELL_S = 2.0
+"""An actor that was told that the run is over may still have a call under way, and waits for its answer."""
 LATE_LEARNER_S = 120.0
 """How long the replay of a run that had already finished waits for a learner that may have been started with it."""
 
@@ -141,7 +143,7 @@ class Daemon:
             return False
         if core.now - self._started < LATE_LEARNER_S and not any(session.last_seen for session in core.sessions.of("learner")):
             return False
-        return all(session.told_done or core.now - session.last_seen > GONE_S for session in core.sessions.of("actor"))
+        return all(core.now - session.last_seen > (FAREWELL_S if session.told_done else GONE_S) for session in core.sessions.of("actor"))
 
     def close(self) -> None:
         """Commit what is open: it is sound, even if nobody will hear of it."""
