@@ -21,8 +21,8 @@ def _sampling_contract(config: "Config") -> None:
                "min_new_tokens": 0, "ignore_eos": False, "logit_bias": {}}
     for key, value in neutral.items():
         if getattr(sampling, key) != value:
-            raise ValueError(f"sampling.{key} = {getattr(sampling, key)!r}: the engine's log-prob is taken before {key} acts, so it would not "
-                             f"be the distribution sampled from; set it to {value!r}")
+            raise ValueError(f"sampling.{key} = {getattr(sampling, key)!r}: the engine's log-prob is taken before {key} acts, so it would "
+                             f"not be the distribution sampled from; set it to {value!r}")
 
 
 def _group_sizes(config: "Config") -> None:
@@ -38,7 +38,8 @@ def _batch_shape(config: "Config") -> None:
     learner = config.learner
     groups, steps, ranks = learner.groups_per_update, learner.steps_per_update, learner.ranks
     if groups % steps:
-        raise ValueError(f"learner.groups_per_update = {groups} cannot be split into learner.steps_per_update = {steps} minibatches of whole groups")
+        raise ValueError(f"learner.groups_per_update = {groups} cannot be split into learner.steps_per_update = {steps} "
+                         "minibatches of whole groups")
     check_ranks(groups // steps, ranks)
 
 
@@ -52,8 +53,9 @@ def check_ranks(groups_per_step: int, ranks: int) -> None:
 def _no_deadlock(config: "Config") -> None:
     need = (config.replay.max_staleness + 1) * config.learner.groups_per_update * config.sampling.n
     if config.replay.max_rollouts < need:
-        raise ValueError(f"replay.max_rollouts = {config.replay.max_rollouts} would deadlock: a budget of {config.replay.max_staleness} may hold "
-                         f"(max_staleness + 1) x groups_per_update x n = {need} rollouts; raise it or lower the budget")
+        raise ValueError(f"replay.max_rollouts = {config.replay.max_rollouts} would deadlock: a budget of "
+                         f"{config.replay.max_staleness} may hold (max_staleness + 1) x groups_per_update x n = {need} rollouts; "
+                         "raise it or lower the budget")
 
 
 def _recipe(config: "Config") -> None:
@@ -68,6 +70,9 @@ def _recipe(config: "Config") -> None:
     if recipe.base == "prox" and recipe.objective in ("ppo", "gppo", "gspo", "cispo") and config.learner.steps_per_update == 1:
         raise ValueError("recipe.base = 'prox' with learner.steps_per_update = 1: cur/prox is identically 1, so clipping would never act; "
                          "use base = 'old' or more steps per update")
+    if recipe.objective == "score" and recipe.engine == "tis":
+        raise ValueError("recipe.objective = 'score' has no policy ratio for a TIS weight to go with, and TIS masks nothing: use a ratio "
+                         "objective (ppo, cispo, ...), or recipe.engine = 'icepop'")
     if recipe.objective == "score" and recipe.engine != "none" and recipe.group_mass_cap is None and config.replay.max_staleness > 0:
-        raise ValueError("recipe.objective = 'score' with an engine corrector leaves staleness uncorrected above replay.max_staleness = 0: use a ratio "
-                         "objective (ppo, cispo, ...) or recipe.group_mass_cap")
+        raise ValueError("recipe.objective = 'score' with an engine corrector leaves staleness uncorrected above replay.max_staleness = 0: "
+                         "use a ratio objective (ppo, cispo, ...) or recipe.group_mass_cap")

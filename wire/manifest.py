@@ -1,7 +1,7 @@
 """A version's files: `<run>/weights/v000123/{model.safetensors, manifest.json}`. Raw bytes only; nothing here computes with weights.
 
-The manifest holds the version, its parent, the dtype, shape and digest of each tensor, a digest of them all, and the probe: token ids and the
-learner's log-probs of them. `weights_digest` depends on names, shapes, dtypes and bytes only, not on how the file lays them out.
+The manifest holds the version, its parent, the dtype, shape and digest of each tensor, a digest of them all, and the probe: token ids and
+the learner's log-probs of them. `weights_digest` depends on names, shapes, dtypes and bytes only, not on how the file lays them out.
 """
 
 import json
@@ -121,7 +121,8 @@ def check_file(file: Path, manifest: Manifest) -> None:
     for name, entry in manifest.tensors.items():
         found = entries[name]
         if (found.dtype, found.shape) != (entry.dtype, entry.shape):
-            raise WeightsError(f"version {manifest.version}: {name} is {found.dtype}{found.shape}, the manifest says {entry.dtype}{entry.shape}")
+            raise WeightsError(f"version {manifest.version}: {name} is {found.dtype}{found.shape}, the manifest says "
+                               f"{entry.dtype}{entry.shape}")
         if found.digest != entry.digest:
             raise WeightsError(f"version {manifest.version}: the digest of {name} does not match")
     if weights_digest(entries) != manifest.weights_digest:

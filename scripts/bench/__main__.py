@@ -1,4 +1,5 @@
-"""`python -m scripts.bench [PART...]`: budgets, slow, mismatch, smollm2. Without a part: all. Writes docs/performance/<part>.md and prints it."""
+"""`python -m scripts.bench [PART...]`: budgets, slow, mismatch, smollm2. Without a part: all.
+Writes docs/performance/<part>.md and prints it."""
 
 import sys
 import time

@@ -1,7 +1,7 @@
 """Budgets 0, 1, 2, 4 on the demo after equal wall-clock, and where each update's time goes.
 
-A short run at each budget gives its rate; a second run makes as many updates as fit into the same wall-clock at that rate, with the learning
-rate decaying to its end, so that every budget is judged at the end of its own schedule.
+A short run at each budget gives its rate; a second run makes as many updates as fit into the same wall-clock at that rate, with the
+learning rate decaying to its end, so that every budget is judged at the end of its own schedule.
 """
 
 from scripts.bench.machine import markdown

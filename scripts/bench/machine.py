@@ -3,12 +3,15 @@
 import os
 import platform
 from importlib.metadata import version
+from pathlib import Path
 
 
 def describe_machine() -> str:
-    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.processor())
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
     stack = ", ".join(f"{name} {version(name)}" for name in ("torch", "sglang", "deepspeed"))
-    return f"{model}, {os.cpu_count()} cores, {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB; {stack}; no GPU; one thread per process"
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB; {stack}; no GPU; one thread per process"
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:

@@ -1,4 +1,5 @@
-"""Engine mismatch at equal weights: synchronous runs, so that `old` and `mu` come from the same version; log(old/mu) over every trained token."""
+"""Engine mismatch at equal weights: synchronous runs, so that `old` and `mu` come from the same version;
+log(old/mu) over every trained token."""
 
 import sqlite3
 
@@ -31,7 +32,8 @@ def stored_log_ratio(name: str) -> np.ndarray:
     """old - mu of every scored span in the run's store, float64."""
     with sqlite3.connect(f"file:{RUNS}/bench-{name}/replay.sqlite?mode=ro", uri=True) as db:
         found = db.execute("""SELECT s.old, s.start, s."end", r.payload, json_extract(r.head, '$.prompt_len'), r.response_len
-                              FROM spans s JOIN rollouts r USING (rollout_id) WHERE s.old IS NOT NULL AND r.payload IS NOT NULL""").fetchall()
+                              FROM spans s JOIN rollouts r USING (rollout_id)
+                              WHERE s.old IS NOT NULL AND r.payload IS NOT NULL""").fetchall()
     parts = []
     for old, start, end, payload, prompt, response in found:
         mu = np.frombuffer(payload, "<f4", response, 4 * (prompt + response))

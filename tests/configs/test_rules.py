@@ -35,7 +35,8 @@ REFUSED = [
     (tree(recipe={"group_mass_cap": 1.2, "objective": "ppo"}), "correct twice"),
     (tree(recipe={"group_mass_cap": 0.9, "objective": "score"}), "group_mass_cap"),
     (tree(recipe={"base": "prox"}), "identically 1"),
-    (tree(recipe={"objective": "score", "engine": "tis"}), "leaves staleness uncorrected"),
+    (tree(recipe={"objective": "score", "engine": "icepop"}), "leaves staleness uncorrected"),
+    (tree(recipe={"objective": "score", "engine": "tis"}, replay={"max_staleness": 0}), "no policy ratio"),
 ]
 
 

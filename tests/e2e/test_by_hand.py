@@ -142,7 +142,7 @@ def test_two_ranks_trained_under_zero_2(finished: dict[str, Any]) -> None:
     with sqlite3.connect(finished["dir"] / "replay.sqlite") as db:
         records = [json.loads(text) for (text,) in db.execute("SELECT record FROM updates WHERE NOT skipped")]
     assert len(records) == UPDATES
-    assert {(record["state"]["world_size"], record["state"]["zero_stage"]) for record in records} == {(2, 2)}
+    assert {(record["state"]["world"], record["state"]["zero_stage"]) for record in records} == {(2, 2)}
 
 
 def test_the_audit_is_clean(finished: dict[str, Any], home: Path) -> None:

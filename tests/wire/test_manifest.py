@@ -11,7 +11,8 @@ from wire.errors import WeightsError
 from wire.manifest import FILE, MANIFEST, Manifest, Probe, check_file, read_entries, read_manifest, weights_digest, write_version
 from wire.record import VersionNotice
 
-TENSORS = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "b.weight": np.ones((2, 3), np.float32), "c.bias": np.zeros(3, np.float32)}
+TENSORS = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
+           "b.weight": np.ones((2, 3), np.float32), "c.bias": np.zeros(3, np.float32)}
 PROBE = Probe([1, 2, 3], [-0.5, -0.25])
 
 
