@@ -35,8 +35,8 @@ SMALL = {
     "replay.max_staleness": 1,
     "eval.prompts": 4,
     "recipe.engine": "icepop",
-    "recipe.engine_low": 0.9,
-    "recipe.engine_high": 1.1,
+    "recipe.engine_low": 0.995,
+    "recipe.engine_high": 1.005,
     "recipe.clip_low": 0.001,
     "recipe.clip_high": 0.001,
 }
@@ -165,11 +165,12 @@ def test_corrections_acted_on_the_rounded_engine(finished: dict[str, Any]) -> No
 
 def test_the_logged_loss_is_what_the_store_says(finished: dict[str, Any]) -> None:
     """Group advantages, IcePop on old/mu, PPO clip on cur/old, token mean: loop by loop, over both ranks' rows."""
-    db = open_store(finished["dir"])
+    db, masked = open_store(finished["dir"]), 0
     for (update,) in db.execute("SELECT update_id FROM updates WHERE NOT skipped").fetchall():
         found = read_update(db, update)
-        loss, weights = icepop_ppo_token_mean(found["rows"], low=0.9, high=1.1, clip_low=0.001, clip_high=0.001)
+        loss, weights = icepop_ppo_token_mean(found["rows"], low=0.995, high=1.005, clip_low=0.001, clip_high=0.001)
         (step,) = found["record"]["steps"]
         assert step["loss"] == pytest.approx(loss, rel=1e-5, abs=1e-7)
         assert [w for row in found["rows"] for w in row["weight"]] == pytest.approx(weights, rel=1e-5)
-        assert any(weight == 0.0 for weight in weights)
+        masked += weights.count(0.0)
+    assert masked > 0
