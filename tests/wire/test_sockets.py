@@ -90,25 +90,3 @@ async def test_nothing_is_queued_for_a_peer_that_is_not_there_and_a_loss_shows()
     await asyncio.sleep(0.1)  # for a moment it still takes messages for the peer that is gone
     assert dealer.send([b"header", b"bulk"]) is False
     dealer.close()
-
-
-async def test_the_last_replies_of_a_closing_router_arrive() -> None:
-    """An actor that misses them never hears that the run is over."""
-    router = Router("tcp://127.0.0.1:*")
-    dealer = Dealer(router.endpoint)
-    while not dealer.send([b"header", b"bulk"]):
-        dealer.wait(0.05)
-    peer, _ = await take(router)
-    for number in range(200):
-        assert router.send(peer, [b"%d" % number, bytes(50_000)])
-    await asyncio.to_thread(router.close)
-    arrived = []
-    while len(arrived) < 200 and not (arrived and not _came(dealer)):
-        if (frames := dealer.receive()) is not None:
-            arrived.append(frames[0])
-    assert arrived == [b"%d" % number for number in range(200)]
-    dealer.close()
-
-
-def _came(dealer: Dealer) -> bool:
-    return bool(dealer._poller.poll(1000))
