@@ -136,7 +136,7 @@ class Actor:
         self._retry_s = RETRY_S
         found = proved.difference
         log.info("version %d is loaded: the probe differs by %.2g on average, %.2g at most", proved.version, found.mean, found.max)
-        if self._over:  # the cancellation of this task can get lost in the engine's HTTP client
+        if self._over:  # replay may be gone: nobody would answer
             return
         try:
             await self._client.call(Applied(self._epoch, proved.version, proved.weights_digest, found.mean, found.max))
