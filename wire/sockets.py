@@ -12,8 +12,6 @@ import zmq.asyncio
 from wire.codec import MAX_BULK, MAX_HEADER
 from wire.errors import ConfigError
 
-GOODBYE_MS = 2000
-"""How long a closing ROUTER may take to deliver its last replies; a peer that does not read holds it up no longer."""
 LOOPBACK = re.compile(r"tcp://(127\.\d+\.\d+\.\d+|localhost|\[::1\]):(\d+|\*)")
 FRAMES_KEPT = 4
 """A message has two frames; a few more are kept so that the decoder can say what is wrong, the rest are dropped unread."""
@@ -84,8 +82,8 @@ class Router:
         return True
 
     def close(self) -> None:
-        """What was sent last still leaves: for an actor it may be the only word that the run is over."""
-        self._socket.close(GOODBYE_MS)
+        """What was sent last may be lost: whoever must hear it is given time before."""
+        self._socket.close(0)
         self._context.term()
 
 
