@@ -14,6 +14,7 @@ from configs.arguments import parse
 from configs.schema import Config
 from replay.client import AsyncClient
 from verifier.pool import VerifierPool
+from wire.keys import client_keys
 from wire.process import run_main, set_up_logging
 
 
@@ -36,9 +37,10 @@ async def serve(config: Config) -> None:
     def make_tokeniser() -> Tokeniser:
         return Tokeniser(config.model.path, config.task.chat)
 
+    keys = client_keys(config.security, config.security.actor_key)
     pool = VerifierPool(config.task.verifier, deadline_s=config.task.deadline_s, slots=config.actor.verifier_slots,
                         arguments=config.task.verifier_arguments)
-    client = AsyncClient(config.replay.endpoint)
+    client = AsyncClient(config.replay.endpoint, keys)
     try:
         await pool.start()
         await Actor(config, name, client, make_host, make_tokeniser, pool).run()

@@ -68,14 +68,14 @@ class Daemon:
         for _ in range(BURST):
             if (received := self.router.receive()) is None:
                 return True
-            peer, frames = received
             try:
-                seq, request, bulk = decode(frames)
+                seq, request, bulk = decode(received.frames)
             except ProtocolError as error:
-                self.refuse_unread(peer, error)
+                self.refuse_unread(received.peer, error)
                 continue
-            self.parked = [call for call in self.parked if not _replaced(call, request)]
-            self.answer(arrive(self.core, peer, seq, request, bulk), parked=False)
+            call = arrive(self.core, received.peer, seq, request, bulk, received.who)
+            self.parked = [before for before in self.parked if not _replaced(before, call)]
+            self.answer(call, parked=False)
         return False
 
     def refuse_unread(self, peer: bytes, error: ProtocolError) -> None:
@@ -102,6 +102,9 @@ class Daemon:
         if self.core.now - self._ticked >= TICK_S:
             self._ticked = self.core.now
             self.core.expire_orders()
+            if strangers := self.router.strangers():
+                self.core.begin().count("strangers_refused", strangers)
+                log.warning("%d handshakes failed: somebody without a key on the list, or without ours", strangers)
 
     def answer_parked(self) -> None:
         self.parked = [call for call in self.parked if not self.answer(call, parked=True)]
@@ -159,7 +162,7 @@ class Daemon:
         self.send_replies()
 
 
-def _replaced(call: Call, request: object) -> bool:
+def _replaced(before: Call, call: Call) -> bool:
     """A process waits in one Pull or Lease at a time: a new or repeated one takes the place of the old."""
-    before = call.request
-    return isinstance(request, Pull | Lease) and isinstance(before, Pull | Lease) and request.epoch == before.epoch
+    one, other = before.request, call.request
+    return isinstance(one, Pull | Lease) and isinstance(other, Pull | Lease) and (one.epoch, before.who) == (other.epoch, call.who)
