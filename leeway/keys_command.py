@@ -6,8 +6,8 @@ from leeway.arguments import Parser
 from wire.keys import make_keys
 from wire.process import run_main
 
-TEXT = """Make keys for a run whose replay listens beyond loopback. The first call makes replay's pair (server), `learner` and `actor`; each NAME
-is the key of one more machine with actors. A later call adds NAMEs and leaves what is there. Folder 0700, files 0600."""
+TEXT = """Make keys for a run whose replay listens beyond loopback. The first call makes replay's pair (server), `learner` and `actor`; each
+NAME is the key of one more machine with actors. A later call adds NAMEs and leaves what is there. Folder 0700, files 0600."""
 
 
 def main(arguments: list[str]) -> int:

@@ -3,7 +3,7 @@
 import logging
 from typing import Any, NamedTuple
 
-from replay import handlers_actor, handlers_learner
+from replay import handlers_actor, handlers_learner, weight_files
 from replay.commit import commit
 from replay.core import Core
 from replay.live import live_values
@@ -17,6 +17,7 @@ from wire.messages import (
     Checkpointed,
     Commit,
     Engine,
+    Fetch,
     Finished,
     Fork,
     GiveBack,
@@ -39,7 +40,8 @@ from wire.messages import (
 log = logging.getLogger(__name__)
 LONGEST_WAIT_S = 30.0
 
-BY_ACTORS: dict[type, Any] = {Engine: handlers_actor.engine, Applied: handlers_actor.applied, GiveBack: handlers_actor.give_back}
+BY_ACTORS: dict[type, Any] = {Engine: handlers_actor.engine, Applied: handlers_actor.applied, GiveBack: handlers_actor.give_back,
+                              Fetch: weight_files.fetch}
 BY_LEARNER: dict[type, Any] = {Initial: handlers_learner.initial, Checkpointed: handlers_learner.checkpointed, Fork: handlers_learner.fork,
                                Unscored: handlers_learner.unscored, Finished: handlers_learner.finished}
 WITH_BULK: dict[type, Any] = {Put: put, PutAnchors: handlers_learner.put_anchors, Commit: commit}

@@ -18,7 +18,8 @@ NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 class Session:
     """`last_seen` is monotonic. `applied`: versions that its engine proved; `confirmed`: the one it holds now (-1: none).
     `delivered`: orders that this life of the process was sent; others granted to its name are sent again. `last_work`: number and answer
-    of its last Pull, for a repeated request. `noticed`: the version it was last told of. `key`: whose key it joined with, "" without keys."""
+    of its last Pull, for a repeated request. `noticed`: the version it was last told of. `key`: whose key it joined with, "" when
+    there are no keys."""
 
     role: str
     name: str

@@ -10,7 +10,7 @@ import msgpack  # type: ignore[import-untyped]
 import msgspec
 
 from wire.errors import ProtocolError
-from wire.messages import AnyMessage, Commit, Leased, Put, PutAnchors, Rows
+from wire.messages import AnyMessage, Chunk, Commit, Leased, Put, PutAnchors, Rows
 from wire.record import payload_size
 
 MAX_HEADER = 64 << 20
@@ -60,6 +60,8 @@ def bulk_size(message: AnyMessage) -> int | None:
     match message:
         case Put():
             return None
+        case Chunk(count=count):
+            return count
         case Rows(heads=heads):
             return sum(payload_size(head) for head in heads)
         case PutAnchors(heads=spans):

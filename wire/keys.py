@@ -81,7 +81,8 @@ def check_private(folder: Path) -> Path:
             if found.st_mode & 0o077:
                 raise ConfigError(f"security.keys: others have access to {path}: chmod {'700' if path is folder else '600'} {path}")
     except OSError as error:
-        raise ConfigError(f"security.keys = {str(folder)!r} cannot be read ({error.strerror}): make it with `leeway keys {folder}`") from None
+        raise ConfigError(f"security.keys = {str(folder)!r} cannot be read ({error.strerror}): make it with `leeway keys {folder}`"
+                          ) from None
     return folder
 
 

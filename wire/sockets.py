@@ -212,7 +212,7 @@ class Dealer:
 
 
 def _unbounded_monitor(context: zmq.Context, socket: zmq.Socket, events: int) -> zmq.Socket:
-    """Of what happens to `socket`. With a limit, a full monitor would hold up ZeroMQ's own thread, and with it the closing of the socket."""
+    """Of what happens to `socket`. A full monitor would hold up ZeroMQ's own thread, and with it the closing of the socket."""
     monitor: zmq.Socket = context.socket(zmq.PAIR, socket_class=zmq.Socket)
     monitor.setsockopt(zmq.RCVHWM, 0)
     socket.monitor("inproc://monitor", events)

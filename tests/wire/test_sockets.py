@@ -7,7 +7,7 @@ import pytest
 import zmq
 
 from wire.errors import ConfigError
-from wire.sockets import FRAMES_KEPT, Dealer, Router, check_endpoint, check_libzmq
+from wire.sockets import FRAMES_KEPT, Dealer, Received, Router, check_endpoint, check_libzmq
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ async def router() -> AsyncIterator[Router]:
     made.close()
 
 
-async def take(router: Router) -> tuple[bytes, list[bytes]]:
+async def take(router: Router) -> Received:
     for _ in range(100):
         await router.wait(0.05)
         if (found := router.receive()) is not None:
@@ -58,7 +58,8 @@ async def test_there_and_back(router: Router) -> None:
     dealer = Dealer(router.endpoint)
     while not dealer.send([b"header", b"bulk"]):
         dealer.wait(0.05)
-    peer, frames = await take(router)
+    peer, frames, who = await take(router)
+    assert who is None
     assert frames == [b"header", b"bulk"]
     assert router.receive() is None
     assert router.send(peer, [b"one", b"two"])
