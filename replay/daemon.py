@@ -1,5 +1,6 @@
 """The replay daemon's loop: take what arrived, let time act, answer who waits, commit, and only then send the replies."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -43,7 +44,7 @@ class Daemon:
                 await self.router.wait(self.wait_s())
                 self.step()
         except RunError as error:
-            self.say_goodbye(str(error))
+            await self.say_goodbye(str(error))
             raise
         finally:
             self.router.close()
@@ -154,12 +155,26 @@ class Daemon:
         self.after_commit()
         self.core.store.close()
 
-    def say_goodbye(self, reason: str) -> None:
-        """The run cannot go on: whoever waits is told why."""
+    async def say_goodbye(self, reason: str) -> None:
+        """The run cannot go on: whoever waits, or asks within a few seconds, is told why. The socket stays open as long, as what was sent
+        to a peer and not read by it goes with the connection."""
         self.core.store.commit()
-        for call in self.parked:
-            self.replies.append((call.peer, call.seq, Refusal("refused", reason), b""))
+        self.replies += [(call.peer, call.seq, Refusal("refused", reason), b"") for call in self.parked]
+        self.parked.clear()
         self.send_replies()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + FAREWELL_S
+        while loop.time() < end:
+            await self.router.wait(TICK_S)
+            while received := self.router.receive():
+                try:
+                    seq, _, _ = decode(received.frames)
+                except ProtocolError as error:
+                    self.refuse_unread(received.peer, error)
+                else:
+                    self.replies.append((received.peer, seq, Refusal("refused", reason), b""))
+            self.send_replies()
+        await asyncio.sleep(TICK_S)
 
 
 def _replaced(before: Call, call: Call) -> bool:

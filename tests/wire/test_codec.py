@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from wire.codec import MAX_DEPTH, bulk_size, decode, encode
+from wire.codec import MAX_DEPTH, bulk_size, decode, encode, join, split
 from wire.errors import ProtocolError
 from wire.messages import (
     AnchorHead,
@@ -192,6 +192,17 @@ def test_the_number_of_a_request_that_is_not_understood_is_kept() -> None:
     with pytest.raises(ProtocolError) as caught:
         decode(body(type="exec"))
     assert caught.value.seq == 7
+
+
+@pytest.mark.parametrize(("header", "bulk"), [(b"", b""), (b"a", b""), (b"", b"b"), (b"header", bytes(1000))])
+def test_two_frames_go_through_one(header: bytes, bulk: bytes) -> None:
+    assert split(memoryview(join([header, bulk]))) == [header, bulk]
+
+
+@pytest.mark.parametrize("frame", [b"", b"\0", b"\1\0\0\0", b"\xff\xff\xff\xffrest", b"\5\0\0\0rest"])
+def test_what_is_no_joined_message_is_refused(frame: bytes) -> None:
+    with pytest.raises(ProtocolError, match="two frames"):
+        decode(split(memoryview(frame)))
 
 
 def escapes(frames: list[bytes]) -> None:
