@@ -12,6 +12,7 @@ from pathlib import Path
 from actor.agenda import Agenda, Load, Return, Start
 from actor.collect import RequestTimes, collect, fingerprint_of, group_id, request_for, to_verify
 from actor.engine import Generated
+from actor.fetch import Fetcher
 from actor.outbox import Client, Outbox
 from actor.probe import ProbeCheck
 from actor.requests import Requests, prepare
@@ -75,7 +76,8 @@ class Actor:
         self._outbox = Outbox(self._client, self._epoch, self._config.actor.max_quarantined)
         actor, model, run_dir = self._config.actor, self._config.model, Path(welcome.run_dir)
         host = self._make_host(run_dir)
-        self._weights = PrivateWeights(run_dir, Path(model.path), actor.round_weights)
+        self._weights = PrivateWeights(run_dir, Path(model.path), actor.round_weights,
+                                       fetcher=Fetcher(self._client, self._epoch, actor.fetch_weights))
         exact = (model.dtype, actor.dtype, actor.round_weights) == ("float32", "float32", "none")
         self._service = EngineService(host, self._weights, actor.on_new_weights, ProbeCheck(exact), self._outbox.note)
         self._requests = Requests(self._service)

@@ -12,7 +12,7 @@ from configs.rules import check_tree
 
 SHARED = ("model", "sampling", "task", "replay", "recipe")
 SHARED_EXCEPT = {"replay": ("endpoint",)}
-RESUMABLE = ("replay.max_staleness", "replay.endpoint", "learner.lr", "learner.updates", "eval", "logging", "actor")
+RESUMABLE = ("replay.max_staleness", "replay.endpoint", "learner.lr", "learner.updates", "eval", "logging", "actor", "security")
 
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -112,6 +112,8 @@ class Actor(Table):
     url: str | None = None
     """Attach to an SGLang server that somebody else runs, instead of starting one."""
     api_key_file: str | None = None
+    fetch_weights: bool = False
+    """Get weight files from replay even where the run directory is visible. Elsewhere that is what happens anyway."""
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
     max_total_tokens: Positive = 16_384
@@ -194,6 +196,16 @@ class Eval(Table):
     """Use only the first so many held-out prompts."""
 
 
+class Security(Table):
+    """Who may talk to replay. Without keys, only processes of the same machine, over loopback."""
+
+    keys: str | None = None
+    """Folder made by `leeway keys`. Needed for any address beyond loopback; with it every connection is encrypted, and who is not on its
+    list gets nothing across."""
+    actor_key: Annotated[str, Field(pattern="^[a-z0-9_-]{1,32}$")] = "actor"
+    """Which key of the folder an actor proves itself with. Replay knows it by this name, whatever it says itself."""
+
+
 class Logging(Table):
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
@@ -216,6 +228,7 @@ class Config(Table):
     anchor: Anchor = Anchor()
     recipe: Recipe = Recipe()
     eval: Eval = Eval()
+    security: Security = Security()
     logging: Logging = Logging()
     run: Run = Run()
 

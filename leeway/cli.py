@@ -55,6 +55,12 @@ def _recipes(arguments: list[str]) -> int:
     return main(arguments)
 
 
+def _keys(arguments: list[str]) -> int:
+    from leeway.keys_command import main
+
+    return main(arguments)
+
+
 class Command(NamedTuple):
     call: Callable[[list[str]], int]
     usage: str
@@ -70,6 +76,7 @@ COMMANDS = {
     "stats": Command(_stats, "RUN [--json]", "where a run stands, and whether its books balance"),
     "audit": Command(_audit, "RUN [--rollout ID | --update U] [--json]", "check a run's record, and re-score a sample of it"),
     "report": Command(_report, "RUN", "write report.html of a run"),
+    "keys": Command(_keys, "FOLDER [NAME...]", "make the keys that let actors on other machines in"),
     "doctor": Command(_doctor, "", "does this machine have what Leeway needs"),
     "recipes": Command(_recipes, "", "what a recipe can be made of"),
 }

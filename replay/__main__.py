@@ -13,6 +13,7 @@ from replay.daemon import Daemon
 from replay.start import open_core, read_prompts
 from replay.summary import write_summary
 from wire.errors import LeewayError, StoreError
+from wire.keys import server_keys
 from wire.process import run_main, set_up_logging
 from wire.sockets import Router
 
@@ -24,7 +25,7 @@ def main() -> None:
     set_up_logging("replay", arguments.config.logging.level)
     changed = rundir.check_run(arguments)
     prompts = read_prompts(arguments.config)
-    router = Router(arguments.config.replay.endpoint)
+    router = Router(arguments.config.replay.endpoint, server_keys(arguments.config.security))
     try:
         rundir.create(arguments.run_dir)
         with rundir.lock(arguments.run_dir):

@@ -10,7 +10,7 @@ import msgpack  # type: ignore[import-untyped]
 import msgspec
 
 from wire.errors import ProtocolError
-from wire.messages import AnyMessage, Commit, Leased, Put, PutAnchors, Rows
+from wire.messages import AnyMessage, Chunk, Commit, Leased, Put, PutAnchors, Rows
 from wire.record import payload_size
 
 MAX_HEADER = 64 << 20
@@ -55,11 +55,25 @@ def decode(frames: list[bytes]) -> tuple[int, AnyMessage, bytes]:
     return envelope.seq, envelope.message, bulk
 
 
+def join(frames: list[bytes]) -> bytes:
+    """A reply's two frames as one: the header's length (4 bytes, little-endian), header, bulk. Why: `wire/sockets.py`, Dealer."""
+    header, bulk = frames
+    return b"".join((len(header).to_bytes(4, "little"), header, bulk))
+
+
+def split(joined: memoryview) -> list[bytes]:
+    """The two frames again; what is no such thing stays one frame, which `decode` refuses."""
+    end = 4 + int.from_bytes(joined[:4], "little")
+    return [bytes(joined[4:end]), bytes(joined[end:])] if 4 <= end <= len(joined) else [bytes(joined)]
+
+
 def bulk_size(message: AnyMessage) -> int | None:
     """Bytes that the header announces. None for Put: rollouts that do not fit are quarantined with their evidence, not refused unseen."""
     match message:
         case Put():
             return None
+        case Chunk(count=count):
+            return count
         case Rows(heads=heads):
             return sum(payload_size(head) for head in heads)
         case PutAnchors(heads=spans):

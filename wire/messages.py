@@ -12,6 +12,8 @@ import msgspec
 from wire.record import AnchorSource, Fingerprint, RolloutHead, ScoringPlan, VersionNotice, WorkOrder
 
 PROTOCOL = 1
+MAX_CHUNK = 4 << 20
+"""Bytes of a version's file in one reply."""
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forbid_unknown_fields=True):
@@ -135,6 +137,25 @@ class Note(Message, frozen=True):
     epoch: int
     kind: str
     detail: str
+
+
+class Fetch(Message, frozen=True):
+    """Asks for up to `count` bytes of a version's file (model.safetensors or manifest.json) from `offset` on: for actors that do not see
+    the run directory."""
+
+    epoch: int
+    version: int
+    file: str
+    offset: int
+    count: int
+
+
+class Chunk(Message, frozen=True):
+    """`size`: bytes of the whole file. Bulk: `count` bytes of it, with their digest."""
+
+    size: int
+    count: int
+    digest: str
 
 
 # ---------------------------------------------------------------- learner
@@ -269,7 +290,7 @@ class Finished(Message, frozen=True):
     seconds: dict[str, float]
 
 
-Request = (Hello | Stats | Engine | Pull | Put | Applied | GiveBack | Note | Initial | Unscored | PutAnchors | Lease | Commit | Checkpointed
-           | Fork | Finished)
-Reply = Welcome | Refusal | Ok | StatsReply | Work | Stored | Rows | Leased | NotYet | Done | Committed
+Request = (Hello | Stats | Engine | Pull | Put | Applied | GiveBack | Note | Fetch | Initial | Unscored | PutAnchors | Lease | Commit
+           | Checkpointed | Fork | Finished)
+Reply = Welcome | Refusal | Ok | StatsReply | Work | Stored | Chunk | Rows | Leased | NotYet | Done | Committed
 AnyMessage = Request | Reply

@@ -19,6 +19,7 @@ FLAGS = {
     "stats": ["--help", "--json"],
     "audit": ["--help", "--json", "--rollout", "--update"],
     "report": ["--help"],
+    "keys": ["--help"],
     "doctor": ["--help"],
     "recipes": ["--help"],
 }
