@@ -199,6 +199,8 @@ class Eval(Table):
 
 class Logging(Table):
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    watchdog_s: Seconds = 30.0
+    """When nothing has moved for this long, replay says what it waits for."""
 
 
 class Run(Table):

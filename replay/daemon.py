@@ -7,6 +7,7 @@ from replay import retention
 from replay.core import Core
 from replay.handlers import Call, arrive, handle
 from replay.metrics import MetricsFile
+from replay.watchdog import Watchdog
 from wire.codec import decode, encode
 from wire.errors import ProtocolError, RunError
 from wire.messages import Lease, Pull, Refusal, Reply
@@ -28,6 +29,7 @@ class Daemon:
     def __init__(self, core: Core, router: Router, crash_point: Callable[[str], None] = lambda name: None) -> None:
         self.core, self.router, self.crash_point = core, router, crash_point
         self.metrics = MetricsFile(core.run_dir)
+        self.watchdog = Watchdog(core, core.config.logging.watchdog_s)
         self.parked: list[Call] = []
         self.replies: list[tuple[bytes, int, Reply, bytes]] = []
         self._ticked = 0.0
@@ -102,6 +104,7 @@ class Daemon:
         if self.core.now - self._ticked >= TICK_S:
             self._ticked = self.core.now
             self.core.expire_orders()
+            self.watchdog.look()
 
     def answer_parked(self) -> None:
         self.parked = [call for call in self.parked if not self.answer(call, parked=True)]
@@ -134,6 +137,7 @@ class Daemon:
             if not self.router.send(peer, encode(seq, reply, bulk)):
                 log.debug("a reply found nobody: the peer reconnected or is gone, and will ask again")
         self.replies.clear()
+        self.crash_point("after_replies")
 
     # ------------------------------------------------------------ the end
     def may_end(self) -> bool:
