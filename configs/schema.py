@@ -121,6 +121,11 @@ class Actor(Table):
     """A request to the engine has up to this many x sampling.n rows."""
     requests_in_flight: Positive = 2
     """Requests that the engine works on at once; orders of one more are held ready."""
+    outbox: str | None = None
+    """Folder of the outbox: finished groups until replay has acknowledged them. Default: <run>/outbox; where the run's folder is not on this
+    machine, outbox/<run>. On a local disk."""
+    outbox_mb: Positive = 256
+    """Payload in the outbox at which the engine is held back."""
     verifier_slots: Positive = 1
     """Verifier processes; one judges a group at a time."""
     engine_args: list[str] = []
@@ -208,6 +213,8 @@ class Security(Table):
 
 class Logging(Table):
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    watchdog_s: Seconds = 30.0
+    """When nothing has moved for this long, replay says what it waits for."""
 
 
 class Run(Table):

@@ -43,6 +43,7 @@ class Core:
         self.book = GroupBook(max_staleness=config.replay.max_staleness, groups_per_update=config.learner.groups_per_update,
                               min_scored=config.min_scored, max_attempts=config.replay.max_attempts)
         self.prompt_order = PromptOrder(len(train), config.run.seed)
+        self.run_id = ""
         self.cursor = 0
         self.queue: deque[WorkOrder] = deque()
         self.orders: dict[str, WorkOrder] = {}

@@ -8,6 +8,7 @@ from replay import retention
 from replay.core import Core
 from replay.handlers import Call, arrive, handle
 from replay.metrics import MetricsFile
+from replay.watchdog import Watchdog
 from wire.codec import decode, encode
 from wire.errors import ProtocolError, RunError
 from wire.messages import Lease, Pull, Refusal, Reply
@@ -29,6 +30,7 @@ class Daemon:
     def __init__(self, core: Core, router: Router, crash_point: Callable[[str], None] = lambda name: None) -> None:
         self.core, self.router, self.crash_point = core, router, crash_point
         self.metrics = MetricsFile(core.run_dir)
+        self.watchdog = Watchdog(core, core.config.logging.watchdog_s)
         self.parked: list[Call] = []
         self.replies: list[tuple[bytes, int, Reply, bytes]] = []
         self._ticked = 0.0
@@ -106,6 +108,7 @@ class Daemon:
             if strangers := self.router.strangers():
                 self.core.begin().count("strangers_refused", strangers)
                 log.warning("%d handshakes failed: somebody without a key on the list, or without ours", strangers)
+            self.watchdog.look()
 
     def answer_parked(self) -> None:
         self.parked = [call for call in self.parked if not self.answer(call, parked=True)]
@@ -138,6 +141,7 @@ class Daemon:
             if not self.router.send(peer, encode(seq, reply, bulk)):
                 log.debug("a reply found nobody: the peer reconnected or is gone, and will ask again")
         self.replies.clear()
+        self.crash_point("after_replies")
 
     # ------------------------------------------------------------ the end
     def may_end(self) -> bool:

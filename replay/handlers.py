@@ -132,7 +132,7 @@ def hello(core: Core, seq: int, request: Hello, who: Known | None) -> Reply:
         if request.role == "learner":
             _new_learner(core, before)
         _write_session(core, session)
-    return Welcome(session.epoch, str(core.run_dir.resolve()), core.versions.get(core.committed), core.stepped)
+    return Welcome(session.epoch, str(core.run_dir.resolve()), core.versions.get(core.committed), core.stepped, core.run_id)
 
 
 def _new_learner(core: Core, before: Session | None) -> None:

@@ -1,5 +1,6 @@
 """From a config and a folder to a Core that knows where the run is."""
 
+import secrets
 from pathlib import Path
 
 from configs.schema import Config
@@ -37,7 +38,9 @@ def open_core(config: Config, run_dir: Path, prompts: tuple[PromptFile, PromptFi
         store.set_meta("sessions", "[]")  # whoever joined under the old config has to say HELLO again
     rebuild(core)
     config_digest = digest_json(config.model_dump(mode="json"))
-    store.record("created" if known is None else "opened", {"config": config_digest, "changed": changed or {}})
+    body = {"config": config_digest, "changed": changed or {}}
+    store.record(*(("created", {**body, "run": secrets.token_hex(8)}) if known is None else ("opened", body)))
+    core.run_id = store.one("SELECT hash FROM ledger WHERE seq = 1")[:16]
     core.plan_evaluation()
     store.commit()
     return core

@@ -31,12 +31,14 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """`epoch` fences: a later HELLO of the same role and name makes this one obsolete. `committed` is the newest version, if any."""
+    """`epoch` fences: a later HELLO of the same role and name makes this one obsolete. `committed` is the newest version, if any. `run_id`
+    tells runs of one name apart."""
 
     epoch: int
     run_dir: str
     committed: VersionNotice | None
     updates: int
+    run_id: str = ""
 
 
 class Refusal(Message, frozen=True):

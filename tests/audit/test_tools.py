@@ -48,7 +48,7 @@ def test_stats_while_a_writer_holds_its_lock(tmp_path: Path) -> None:
 
 def test_stats_of_books_that_do_not_balance(run: Path, damage: Callable[..., object], capsys: pytest.CaptureFixture[str]) -> None:
     damage("UPDATE rollouts SET state = 'nowhere' WHERE state = 'trained'")
-    assert stats_command.main([str(run)]) == 0
+    assert stats_command.main([str(run)]) == 3
     assert "[NOT BALANCED: 13 unaccounted for]" in capsys.readouterr().out
 
 

@@ -125,7 +125,7 @@ def test_a_live_table(tmp_path: Path) -> None:
         actor.pull(want=1)
         found = stats(daemon.endpoint)
         assert found["evals"] == [{"eval": 1, "version": 0, "updates": 0, "answered": 0, "total": 3, "actor": "a0"}]
-        assert found["awaited"] == "first evaluation: 0 of 3 answers"
+        assert found["awaited"] == "evaluation 1 of version 0, 0 of 3 answers are there; actor a0 has it, heard of 0 s ago"
         actor.answer()
         actor.work()
         actor.work()

@@ -53,6 +53,7 @@ class ReplayTwin:
         self.requests: list[Request] = []
         self.holding: list[str] = []
         self.pulls = 0
+        self.epoch = 0
 
     # What a test does and asks.
     async def commit(self, notice: VersionNotice) -> None:
@@ -92,7 +93,8 @@ class ReplayTwin:
             self.requests.append(request)
         match request:
             case Hello():
-                return Welcome(1, str(self.run_dir), self.versions.get(self.committed), 0), b""
+                self.epoch += 1
+                return Welcome(self.epoch, str(self.run_dir), self.versions.get(self.committed), 0, "run1"), b""
             case Pull():
                 return await self._pull(request), b""
             case Put():
