@@ -28,6 +28,7 @@ from wire.messages import (
     Pull,
     Put,
     PutAnchors,
+    Recall,
     Refusal,
     Reply,
     Stats,
@@ -43,7 +44,8 @@ LONGEST_WAIT_S = 30.0
 BY_ACTORS: dict[type, Any] = {Engine: handlers_actor.engine, Applied: handlers_actor.applied, GiveBack: handlers_actor.give_back,
                               Fetch: weight_files.fetch}
 BY_LEARNER: dict[type, Any] = {Initial: handlers_learner.initial, Checkpointed: handlers_learner.checkpointed, Fork: handlers_learner.fork,
-                               Unscored: handlers_learner.unscored, Finished: handlers_learner.finished}
+                               Unscored: handlers_learner.unscored, Recall: handlers_learner.recalled,
+                               Finished: handlers_learner.finished}
 WITH_BULK: dict[type, Any] = {Put: put, PutAnchors: handlers_learner.put_anchors, Commit: commit}
 WAITING: dict[type, Any] = {Pull: handlers_actor.pull, Lease: handlers_learner.lease}
 ROLE_OF: dict[type, str] = {**dict.fromkeys((*BY_ACTORS, Put, Pull), "actor"),

@@ -7,9 +7,11 @@ import msgspec
 import numpy as np
 
 from replay.core import Core
+from replay.recall import recall, updates_since
 from replay.sampler import Group, Transition
 from replay.sessions import Session
 from wire.digest import digest
+from wire.errors import RunError
 from wire.messages import (
     AnchorHead,
     Checkpointed,
@@ -22,6 +24,7 @@ from wire.messages import (
     NotYet,
     Ok,
     PutAnchors,
+    Recall,
     Refusal,
     Reply,
     Rows,
@@ -74,6 +77,17 @@ def checkpointed(core: Core, session: Session, request: Checkpointed) -> Reply:
     store.record("checkpoint", {"version": request.version, "update": update, "path": request.path, "manifest": request.manifest_digest})
     core.retention_due = True
     return Ok()
+
+
+def recalled(core: Core, session: Session, request: Recall) -> Reply | tuple[Reply, bytes]:
+    """The next update that a learner that went back to a checkpoint has to run again."""
+    update = next((one for one in updates_since(core.store.db, request.version) if one > request.after), None)
+    if update is None:
+        return Ok()
+    try:
+        return recall(core.store.db, update)
+    except RunError as error:
+        return Refusal("again", str(error))
 
 
 def fork(core: Core, session: Session, request: Fork) -> Reply:

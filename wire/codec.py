@@ -10,7 +10,7 @@ import msgpack  # type: ignore[import-untyped]
 import msgspec
 
 from wire.errors import ProtocolError
-from wire.messages import AnyMessage, Chunk, Commit, Leased, Put, PutAnchors, Rows
+from wire.messages import AnyMessage, Chunk, Commit, Leased, Put, PutAnchors, Recalled, Rows
 from wire.record import payload_size
 
 MAX_HEADER = 64 << 20
@@ -78,7 +78,7 @@ def bulk_size(message: AnyMessage) -> int | None:
             return sum(payload_size(head) for head in heads)
         case PutAnchors(heads=spans):
             return 4 * sum(span.count for span in spans)
-        case Leased(heads=heads, anchors=spans):
+        case Leased(heads=heads, anchors=spans) | Recalled(heads=heads, anchors=spans):
             return sum(payload_size(head) for head in heads) + 4 * sum(span.count for span in spans)
         case Commit(record=record):
             return sum(record.response_lens) * sum(ITEM_SIZES.get(dtype, 0) for _, dtype in record.columns)

@@ -276,6 +276,25 @@ class Checkpointed(Message, frozen=True):
     manifest_digest: str
 
 
+class Recall(Message, frozen=True):
+    """Asks for the first committed update after update `after` that began from `version` or a later one, to run it again. Ok: there is
+    none. Refused (again) when something it needs is no longer retained."""
+
+    epoch: int
+    version: int
+    after: int
+
+
+class Recalled(Message, frozen=True):
+    """A committed update: its record, the digests of its columns in the record's order, its rollouts in the order of `rollout_ids` and
+    their stored anchors. Bulk: as for Leased."""
+
+    record: UpdateRecord
+    column_digests: list[str]
+    heads: list[RolloutHead]
+    anchors: list[AnchorHead]
+
+
 class Fork(Message, frozen=True):
     """The learner goes on from the checkpoint of version `checkpoint`: later updates are lost(fork), and the checkpoint's weights become
     the new version in `notice`, numbered max(version) + 1."""
@@ -293,6 +312,6 @@ class Finished(Message, frozen=True):
 
 
 Request = (Hello | Stats | Engine | Pull | Put | Applied | GiveBack | Note | Fetch | Initial | Unscored | PutAnchors | Lease | Commit
-           | Checkpointed | Fork | Finished)
-Reply = Welcome | Refusal | Ok | StatsReply | Work | Stored | Chunk | Rows | Leased | NotYet | Done | Committed
+           | Checkpointed | Recall | Fork | Finished)
+Reply = Welcome | Refusal | Ok | StatsReply | Work | Stored | Chunk | Rows | Leased | NotYet | Done | Committed | Recalled
 AnyMessage = Request | Reply

@@ -35,6 +35,8 @@ from wire.messages import (
     Pull,
     Put,
     PutAnchors,
+    Recall,
+    Recalled,
     Refusal,
     Rows,
     SampleFailure,
@@ -109,6 +111,8 @@ MESSAGES: list[tuple[Any, bytes]] = [
     (Commit(4, RECORD, NOTICE), b"\0" * 15),
     (Committed(4, "f" * 64, False), b""),
     (Checkpointed(4, 3, "checkpoints/v3", "a" * 64), b""),
+    (Recall(4, 3, 1), b""),
+    (Recalled(RECORD, ["a" * 64, "b" * 64], [HEAD], [ANCHOR]), PAYLOAD + b"\0" * 4),
     (Fork(4, 3, NOTICE), b""),
     (Finished(4, {"total": 2.0}), b""),
 ]
