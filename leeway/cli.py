@@ -71,7 +71,7 @@ COMMANDS = {
     "audit": Command(_audit, "RUN [--rollout ID | --update U] [--json]", "check a run's record, and re-score a sample of it"),
     "report": Command(_report, "RUN", "write report.html of a run"),
     "doctor": Command(_doctor, "", "does this machine have what Leeway needs"),
-    "recipes": Command(_recipes, "", "what a recipe can be made of"),
+    "recipes": Command(_recipes, "", "the named recipes, and what a recipe can be made of"),
 }
 
 
