@@ -57,12 +57,12 @@ class TrainEngine:
 
     def forward(self, ids_BT: Tensor, temperature_B: Tensor, position_N: Tensor, terms: Terms | None = None) -> Tensor:
         """The training forward: log-probs [N] with gradient, or what `terms` makes of it, [C, N]."""
-        return self.engine(ids_BT, temperature_B, position_N, terms) if terms is not None else self.engine(ids_BT, temperature_B, position_N)
+        return self.engine(ids_BT, temperature_B, position_N, terms)
 
     @torch.no_grad()
     def score(self, ids_BT: Tensor, temperature_B: Tensor, position_N: Tensor, terms: Terms | None = None) -> Tensor:
         """The same function without gradient. Under ZeRO 3 every rank has to call it equally often."""
-        return self.policy(ids_BT, temperature_B, position_N, terms) if terms is not None else self.policy(ids_BT, temperature_B, position_N)
+        return self.policy(ids_BT, temperature_B, position_N, terms)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """`last`: the last micro-batch of the optimizer step, after which gradients are reduced over ranks."""

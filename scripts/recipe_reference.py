@@ -1,4 +1,4 @@
-"""Writes docs/recipes.md from the named recipes: `python scripts/recipe_reference.py`. With --check: exit 1 when the page is not current."""
+"""Writes docs/recipes.md from the named recipes: `python scripts/recipe_reference.py`. With --check: exit 1 when it is not current."""
 
 import sys
 from pathlib import Path
@@ -15,9 +15,9 @@ HEAD = """# Recipes
 Generated from `configs/recipes.py` by `scripts/recipe_reference.py`. A test holds it current. `leeway recipes` prints the same.
 
 A recipe is a set of settings with a name: `name = "gmc_grpo"` in `[recipe]`, or `--set recipe.name=gmc_grpo`. Keys written beside the name
-win over its settings. A later file, or `--set`, that names a recipe begins `[recipe]` anew, so it can be laid over any shipped config; what a
-recipe wants of other tables (`learner.reference`, `sampling.top_logprobs`, `learner.steps_per_update`) gives way to what is there already. A
-name that is not below only labels settings of your own.
+win over its settings. A later file, or `--set`, that names a recipe begins `[recipe]` anew, so it can be laid over any shipped config;
+what a recipe wants of other tables (`learner.reference`, `sampling.top_logprobs`, `learner.steps_per_update`) gives way to what is there
+already. A name that is not below only labels settings of your own.
 
 *Established*: the paper or its code says so. *Reconstructed*: the idea is published, and the last column says what is ours.
 
@@ -38,13 +38,13 @@ name that is not below only labels settings of your own.
 | entropy | `entropy` | the whole vocabulary | |
 | mean over tokens | `aggregation` | lengths | token_mean, sequence_mean, constant, length_weighted |
 
-What would correct twice is refused when the config is read, in one line that says what to do: for example `tis` with `score` or `minirl`
-(which weigh by the total ratio or not at all), `decoupled` with `base = "old"` (cur/old holds prox/old already), `luspo` with `token_mean`
-(the length would be divided away), `zcpo` with `kl` (the KL is in its coefficients).
+What would correct twice is refused when the config is read, in one line that says what to do: for example `tis` with `score` or
+`minirl` (which weigh by the total ratio or not at all), `decoupled` with `base = "old"` (cur/old holds prox/old already), `luspo` with
+`token_mean` (the length would be divided away), `zcpo` with `kl` (the KL is in its coefficients).
 
 ## What happens in which order
 
-Rewards are shaped, then advantages are made on complete groups, before anything is masked. Engine, filter, staleness and group-mass weights are
+Rewards are shaped, then advantages are made on complete groups, before anything is masked. Engine, filter, staleness and group weights are
 made once per update, from the policy as the update begins. A token is trained if every corrector keeps it; its loss is multiplied by the
 weights. Means are over all ranks and micro-batches of the optimizer step; `denominator` says whether dropped tokens count.
 

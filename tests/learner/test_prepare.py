@@ -108,8 +108,8 @@ def test_m2_mask_drops_the_tokens_that_moved_most(folder: Path) -> None:
     same_mu(lease)
     ready = prepare(lease, config, now(lease, -1.0, row=5))
     assert kept_rows(ready) == [row != 5 for row in range(16)]
-    assert prepare(lease, tiny_config(folder, recipe={"staleness": "m2_mask", "m2_budget": 2.0}), now(lease, -1.0, row=5)).correction.keep_RT.all(
-        ) == tabulate(lease).mask_RT.all()
+    wide = tiny_config(folder, recipe={"staleness": "m2_mask", "m2_budget": 2.0})
+    assert all(kept_rows(prepare(lease, wide, now(lease, -1.0, row=5))))
 
 
 def test_m2_range_sets_the_clip_in_place_of_the_configs(folder: Path) -> None:
@@ -160,8 +160,9 @@ def test_overlong_responses_lose_up_to_one(folder: Path) -> None:
     config = tiny_config(folder, recipe={"overlong": 0.5})  # of 6: from 3 tokens to 6
     lease = make_lease(config)
     rewards = shaped_rewards(lease, config, tabulate(lease), None, None)
+    lost = {2: 0.0, 3: 0.0, 4: 1 / 3, 5: 2 / 3, 6: 1.0}
     for index, head in enumerate(lease.heads):
-        assert head.verdict.reward - float(rewards[index]) == pytest.approx({2: 0, 3: 0, 4: 1 / 3, 5: 2 / 3, 6: 1}[head.response_len])  # type: ignore[union-attr]
+        assert head.verdict.reward - float(rewards[index]) == pytest.approx(lost[head.response_len])  # type: ignore[union-attr]
 
 
 def test_kl_in_the_reward_favours_what_the_reference_says_and_swapped_what_it_does_not(folder: Path) -> None:

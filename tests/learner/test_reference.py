@@ -182,7 +182,8 @@ def test_sis_accepts_what_the_policy_still_says_and_less_of_what_it_says_less(fo
 
 def test_sis_draws_the_same_again_and_needs_its_tokens(folder: Path) -> None:
     config = sis_config(folder)
-    first, again = (update(engine, config, as_sampled_by(engine, make_lease(config), 0.5)) for engine in (make_engine(config), make_engine(config)))
+    first, again = (update(engine, config, as_sampled_by(engine, make_lease(config), 0.5))
+                    for engine in (make_engine(config), make_engine(config)))
     assert column(first, "accepted").tolist() == column(again, "accepted").tolist()
     with pytest.raises(RunError, match="holds 0 top log-probs per token, SIS needs 4"):
         update(make_engine(config), config, make_lease(tiny_config(folder)))

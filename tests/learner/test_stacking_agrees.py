@@ -13,7 +13,8 @@ from learner.prepare import FILTER_KEYS, correction_choice
 from tests.configs.test_rules import tree
 
 AXES: dict[str, tuple[Any, ...]] = {
-    "engine": ("none", "tis", "icepop"), "staleness": pure.STALENESS, "objective": (*pure.RATIO_OBJECTIVES, *pure.TOTAL_RATIO_OBJECTIVES, "unit"),
+    "engine": ("none", "tis", "icepop"), "staleness": pure.STALENESS,
+    "objective": (*pure.RATIO_OBJECTIVES, *pure.TOTAL_RATIO_OBJECTIVES, "unit"),
     "base": ("old", "prox"), "prox": ("version_in", "ewma"), "group_mass_cap": (None, 1.2), "aggregation": ("token_mean", "sequence_mean"),
 }
 SOUND = validate(tree(replay={"max_staleness": 0}, sampling={"top_logprobs": 4}, learner={"groups_per_update": 32}))
