@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from learner.distribution import Terms
+
 CHUNK_LOGITS = 1 << 26
 """At most so many logits at a time: 256 MB in float32. With a gradient, further chunks are computed again in the backward pass."""
 
@@ -32,12 +34,15 @@ class PolicyModel(nn.Module):
         self.model = model
         self.vocabulary = model.get_output_embeddings().out_features
 
-    def forward(self, ids_BT: Tensor, temperature_B: Tensor, position_N: Tensor) -> Tensor:
-        """Log-prob [N], float32, of the token after each position, at its row's temperature. Only these positions go through the head."""
+    def forward(self, ids_BT: Tensor, temperature_B: Tensor, position_N: Tensor, terms: Terms | None = None) -> Tensor:
+        """Log-prob [N], float32, of the token after each position, at its row's temperature. Only these positions go through the head.
+        terms: something else to make of head, hidden states, targets and temperatures (`learner/distribution.py`)."""
         hidden = self.model.get_decoder()(input_ids=ids_BT[:, :-1], use_cache=False).last_hidden_state.flatten(0, 1)[position_N]
         target_N = ids_BT[:, 1:].flatten()[position_N]
         temperature_N = temperature_B[position_N // (ids_BT.shape[1] - 1)]
         head = self.model.get_output_embeddings()
+        if terms is not None:
+            return terms(head, hidden, target_N, temperature_N)
         size = max(1, CHUNK_LOGITS // self.vocabulary)
         if len(position_N) <= size:
             return selected(head, hidden, target_N, temperature_N)

@@ -7,7 +7,7 @@ import torch
 
 from configs.schema import Config
 from learner.batch import LeaseRows
-from learner.deepspeed_engine import TrainEngine
+from learner.deepspeed_engine import TrainEngine, digest_state
 from learner.model import trainer_fingerprint
 from learner.rerun import engine_state
 from learner.update import Outcome
@@ -33,7 +33,9 @@ class RecordMaker:
             "seed": config.run.seed, "world": engine.ranks.world, "zero_stage": engine.zero_stage, "threads": torch.get_num_threads(),
             "trainer": trainer_fingerprint(config), "config_digest": digest_json(config.model_dump(mode="json")),
             "source_digest": source_digest()}
-        self.prox_source = "version_in"
+        self.prox_source = config.recipe.prox
+        if engine.reference is not None:
+            self.fixed["reference"] = digest_state({name: value.cpu() for name, value in engine.reference.policy.model.named_parameters()})
 
     def make(self, lease: LeaseRows, outcome: Outcome, version_out: int, weights_digest: str, metrics: dict[str, Any],
              seconds: dict[str, float]) -> UpdateRecord:

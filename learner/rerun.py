@@ -62,10 +62,10 @@ def rerun(engine: TrainEngine, config: Config, past: Past, score_live: ScoreLive
     return Again(outcome, weights, weights_digest, engine_state(engine))
 
 
-def engine_state(engine: TrainEngine) -> dict[str, int | str]:
+def engine_state(engine: TrainEngine) -> dict[str, Any]:
     """What of the engine's state a record holds."""
     return {"optimizer_steps": engine.steps, "scheduler_step": engine.scheduler.last_epoch,
-            "rng": digest(torch.get_rng_state().numpy().tobytes())}
+            "rng": digest(torch.get_rng_state().numpy().tobytes()), **engine.memory.summary()}
 
 
 def differences(past: Past, again: Again) -> list[str]:

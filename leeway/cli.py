@@ -92,7 +92,7 @@ COMMANDS = {
     "report": Command(_report, "RUN", "write report.html of a run"),
     "keys": Command(_keys, "FOLDER [NAME...]", "make the keys that let actors on other machines in"),
     "doctor": Command(_doctor, "", "does this machine have what Leeway needs"),
-    "recipes": Command(_recipes, "", "what a recipe can be made of"),
+    "recipes": Command(_recipes, "", "the named recipes, and what a recipe can be made of"),
 }
 
 
