@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from configs.recipes import complete, expand, named
 from configs.schema import Config
 
 NAME = re.compile(r"[a-z0-9_-][a-z0-9._-]{0,63}")
@@ -19,19 +20,22 @@ def load(files: list[Path], sets: list[str]) -> Config:
     tree: dict[str, Any] = {}
     for file in files:
         try:
-            _merge(tree, tomllib.loads(Path(file).read_text()))
+            _lay_over(tree, tomllib.loads(Path(file).read_text()))
         except FileNotFoundError:
             raise ValueError(f"{file}: no such config file") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{file}: not valid TOML: {error}") from None
+    settings: dict[str, Any] = {}
     for item in sets:
-        _merge(tree, _setting(item))
+        _merge(settings, _setting(item))
+    _lay_over(tree, settings)
     return validate(tree)
 
 
 def validate(tree: dict[str, Any]) -> Config:
+    """A checked Config from plain tables; a named recipe's settings are filled in. Raises ValueError."""
     try:
-        return Config.model_validate(tree)
+        return Config.model_validate(complete(tree))
     except ValidationError as error:
         raise ValueError(_one_line(error)) from None
 
@@ -46,6 +50,14 @@ def check_name(name: str) -> str:
     if not NAME.fullmatch(name):
         raise ValueError(f"run name {name!r}: use 1 to 64 of a-z 0-9 . _ - and no leading dot")
     return name
+
+
+def _lay_over(tree: dict[str, Any], layer: dict[str, Any]) -> None:
+    """A layer that names a recipe begins [recipe] anew; what the recipe wants of other tables gives way to what is there already."""
+    if named(layer) is not None:
+        tree["recipe"] = {}
+        _merge(tree, {"recipe": expand(layer)["recipe"]})
+    _merge(tree, layer)
 
 
 def _merge(into: dict[str, Any], other: dict[str, Any]) -> None:

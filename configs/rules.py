@@ -2,13 +2,15 @@
 
 from typing import TYPE_CHECKING
 
+from configs.stacking import check_stacking
+
 if TYPE_CHECKING:
     from configs.schema import Config
 
 
 def check_tree(config: "Config") -> None:
     """Raises ValueError with one line for the first rule that does not hold."""
-    for rule in (_sampling_contract, _group_sizes, _batch_shape, _no_deadlock, _recipe):
+    for rule in (_sampling_contract, _group_sizes, _batch_shape, _no_deadlock, check_stacking):
         rule(config)
 
 
@@ -31,6 +33,9 @@ def _group_sizes(config: "Config") -> None:
         raise ValueError(f"replay.min_scored = {least} is more than sampling.n = {n}")
     if config.recipe.estimator == "rloo" and least < 2:
         raise ValueError("recipe.estimator = 'rloo' leaves one out, so it needs at least two scored samples: "
+                         "set sampling.n >= 2 and replay.min_scored >= 2")
+    if config.recipe.dynamic_sampling and least < 2:
+        raise ValueError("recipe.dynamic_sampling drops groups whose rewards are all equal, and a group of one always is: "
                          "set sampling.n >= 2 and replay.min_scored >= 2")
 
 
@@ -56,23 +61,3 @@ def _no_deadlock(config: "Config") -> None:
         raise ValueError(f"replay.max_rollouts = {config.replay.max_rollouts} would deadlock: a budget of "
                          f"{config.replay.max_staleness} may hold (max_staleness + 1) x groups_per_update x n = {need} rollouts; "
                          "raise it or lower the budget")
-
-
-def _recipe(config: "Config") -> None:
-    recipe = config.recipe
-    if recipe.engine_low >= recipe.engine_high:
-        raise ValueError(f"recipe.engine_low = {recipe.engine_low} must be below recipe.engine_high = {recipe.engine_high}")
-    if recipe.aggregation == "constant" and recipe.constant is None:
-        raise ValueError("recipe.aggregation = 'constant' needs recipe.constant, e.g. the longest response allowed")
-    if recipe.group_mass_cap is not None and recipe.objective != "score":
-        raise ValueError("recipe.group_mass_cap weighs the total ratio, so with a ratio in the objective it would correct twice: "
-                         "use recipe.objective = 'score'")
-    if recipe.base == "prox" and recipe.objective in ("ppo", "gppo", "gspo", "cispo") and config.learner.steps_per_update == 1:
-        raise ValueError("recipe.base = 'prox' with learner.steps_per_update = 1: cur/prox is identically 1, so clipping would never act; "
-                         "use base = 'old' or more steps per update")
-    if recipe.objective == "score" and recipe.engine == "tis":
-        raise ValueError("recipe.objective = 'score' has no policy ratio for a TIS weight to go with, and TIS masks nothing: use a ratio "
-                         "objective (ppo, cispo, ...), or recipe.engine = 'icepop'")
-    if recipe.objective == "score" and recipe.engine != "none" and recipe.group_mass_cap is None and config.replay.max_staleness > 0:
-        raise ValueError("recipe.objective = 'score' with an engine corrector leaves staleness uncorrected above replay.max_staleness = 0: "
-                         "use a ratio objective (ppo, cispo, ...) or recipe.group_mass_cap")

@@ -6,20 +6,15 @@ rounding, logging) may differ from process to process.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from configs.base import Positive, Seconds, Table
+from configs.recipe_table import Recipe
 from configs.rules import check_tree
 
 SHARED = ("model", "sampling", "task", "replay", "recipe")
 SHARED_EXCEPT = {"replay": ("endpoint",)}
 RESUMABLE = ("replay.max_staleness", "replay.endpoint", "learner.lr", "learner.updates", "eval", "logging", "actor")
-
-Positive = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0)]
-
-
-class Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=())
 
 
 class Model(Table):
@@ -140,6 +135,8 @@ class Learner(Table):
     lr: Annotated[float, Field(gt=0)] = 1e-6
     lr_final_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
     """The learning rate decays linearly to this share of `lr` at the last update."""
+    reference: str | None = None
+    """Frozen reference policy: a model folder, or "initial" for model.path. One more copy of the weights on every rank."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
@@ -156,31 +153,6 @@ class Learner(Table):
 
 class Anchor(Table):
     on_missing: Literal["mask", "refuse"] = "mask"
-
-
-class Recipe(Table):
-    name: str = "custom"
-    estimator: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp"] = "grpo"
-    objective: Literal["score", "ppo", "gppo", "gspo", "cispo"] = "ppo"
-    base: Literal["old", "prox"] = "old"
-    """The denominator of the policy ratio."""
-    clip_low: Annotated[float, Field(gt=0)] = 0.2
-    clip_high: Annotated[float, Field(gt=0)] = 0.2
-    cap: Annotated[float, Field(gt=0)] = 5.0
-    """CISPO's cap on the ratio (absolute)."""
-    engine: Literal["none", "tis", "icepop", "kpop"] = "none"
-    """Engine-mismatch corrector, on old/mu."""
-    engine_level: Literal["token", "sequence", "geometric"] = "token"
-    engine_cap: Annotated[float, Field(gt=0)] = 2.0
-    engine_low: Annotated[float, Field(ge=0)] = 0.5
-    engine_high: Annotated[float, Field(gt=0)] = 5.0
-    kpop_threshold: Annotated[float, Field(gt=0)] = 0.03
-    kpop_carry: Literal["ratio", "one"] = "ratio"
-    group_mass_cap: Annotated[float, Field(ge=1)] | None = None
-    """Cap per response present on the group's total ratio mass. Goes with objective = "score" only."""
-    aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
-    constant: Positive | None = None
-    denominator: Literal["original", "kept"] = "original"
 
 
 class Eval(Table):

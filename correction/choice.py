@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 ENGINES = ("none", "tis", "icepop", "kpop")
 FILTERS = ("none", "sequence", "geometric", "k3", "carm", "veto")
-STALENESS = ("none", "decoupled", "m2_mask", "opsm", "sis")
+STALENESS = ("none", "decoupled", "m2_mask", "m2_range", "opsm", "sis")
 RATIO_OBJECTIVES = ("ppo", "gppo", "gspo", "luspo", "cispo", "ripo", "fdiv", "tapo")
 """Objectives that weigh a token by cur/base themselves."""
 TOTAL_RATIO_OBJECTIVES = ("score", "minirl")
@@ -18,7 +18,8 @@ class CorrectionChoice:
 
     engine: corrector of old/mu, with level and cap (tis), low and high (icepop), threshold and carry (kpop).
     filter, filter_hyper: response filter on old/mu and its keyword arguments.
-    staleness, staleness_hyper: corrector of prox/old (decoupled) or prox/mu (m2_mask, opsm, sis) and its arguments.
+    staleness, staleness_hyper: corrector of prox/old (decoupled) or prox/mu (m2_mask, m2_range, opsm, sis) and its
+    arguments.
     group_mass_cap_per_response: cap_group_mass, times the responses present in a group; None is off.
     objective, base: what clips, and against which column. prox_source: version_in or ewma. aggregation: of the losses.
     """
@@ -93,6 +94,8 @@ def _check_staleness(choice: CorrectionChoice) -> None:
             raise ValueError("decoupled weighs by prox/old, and cur/old holds that ratio already: set base to prox")
     if choice.staleness == "sis" and choice.objective not in RATIO_OBJECTIVES:
         raise ValueError(f"sis leaves rejected tokens to an objective on cur/old, which {choice.objective} is not")
+    if choice.staleness == "m2_range" and choice.objective != "ppo":
+        raise ValueError(f"m2_range sets the clip of ppo, which {choice.objective} does not have: use m2_mask")
 
 
 def _check_objective(choice: CorrectionChoice) -> None:
@@ -102,6 +105,8 @@ def _check_objective(choice: CorrectionChoice) -> None:
         raise ValueError("luspo multiplies by the response's length itself: set aggregation to sequence_mean")
     if choice.objective in ("ripo", "minirl") and choice.base != "old":
         raise ValueError(f"{choice.objective} reads the frozen old probability: set base to old")
+    if choice.prox_source == "ewma" and not (choice.objective in RATIO_OBJECTIVES and choice.base == "prox"):
+        raise ValueError("the ewma anchor fills prox, for an objective that clips against it: set base to prox")
     on_prox = choice.objective in RATIO_OBJECTIVES and choice.base == "prox" and choice.prox_source == "version_in"
     if on_prox and choice.steps_per_update == 1:
         raise ValueError(

@@ -21,7 +21,7 @@ from correction.ratios import (
     response_log_ratio,
     total_log_ratio,
 )
-from correction.staleness import decoupled, m2_mask, opsm
+from correction.staleness import decoupled, m2_mask, m2_range, opsm
 from correction.table import PolicyTable
 
 FILTER_FUNCTIONS: dict[str, Callable[..., Factor]] = {
@@ -39,21 +39,29 @@ class Correction(NamedTuple):
     weight_RT: product of all weights, detached, 0 where keep is False. keep_RT: mask and every corrector's keep.
     factors: each corrector's own Factor, by "engine", "filter", "staleness", "group_mass".
     counts: tokens by name, for the metrics: tokens, kept, <factor>_masked, engine_capped, engine_clamped,
-    group_mass_capped.
+    group_mass_capped, sis_accepted.
+    clip: (clip_low, clip_high) that m2_range set in place of the recipe's; None otherwise.
     """
 
     weight_RT: Tensor
     keep_RT: Tensor
     factors: dict[str, Factor]
     counts: dict[str, int]
+    clip: tuple[float, float] | None = None
 
 
-def correct(table: PolicyTable, choice: CorrectionChoice, advantage_R: Tensor | None = None) -> Correction:
+def correct(
+    table: PolicyTable,
+    choice: CorrectionChoice,
+    advantage_R: Tensor | None = None,
+    accepted_RT: Tensor | None = None,
+) -> Correction:
     """Weights and masks of a whole batch. The table must hold complete groups; cur is not read.
 
     Engine correctors and filters read old/mu; with an objective on the total ratio only their masks count. Group mass
-    reads prox/mu over the original mask; a response without a trainable token is not present. `opsm` needs advantages.
-    `sis` adds nothing here: its acceptance (`correction.sis`) goes into `token_losses`.
+    reads prox/mu over the original mask; a response without a trainable token is not present. opsm and m2_range need
+    advantages. sis needs its acceptance (`correction.sis`), which also goes into `token_losses`: an accepted token
+    follows the current policy already, so no weight goes with it, but a mask of the engine still counts.
     ValueError for a refused stacking or a missing column.
     """
     check_stacking(choice)
@@ -68,7 +76,11 @@ def correct(table: PolicyTable, choice: CorrectionChoice, advantage_R: Tensor | 
     if choice.filter != "none":
         mismatch = _mismatch(table, choice.filter)
         factors["filter"] = FILTER_FUNCTIONS[choice.filter](mismatch, mask_RT, **choice.filter_hyper)
-    if choice.staleness not in ("none", "sis"):
+    clip = None
+    if choice.staleness == "m2_range":
+        total = total_log_ratio(table.column("prox", needed_by="m2_range"), table.mu_RT)
+        clip = m2_range(total, _needed(advantage_R, "m2_range"), mask_RT, **choice.staleness_hyper)  # type: ignore[arg-type]
+    elif choice.staleness not in ("none", "sis"):
         factors["staleness"] = _staleness(table, choice, advantage_R)
     if choice.group_mass_cap_per_response is not None:
         factors["group_mass"], cut_RT = _group_mass(table, choice.group_mass_cap_per_response)
@@ -81,8 +93,18 @@ def correct(table: PolicyTable, choice: CorrectionChoice, advantage_R: Tensor | 
         counts[f"{name}_masked"] = counts["tokens"] - int(factor.keep_RT.sum())
         if name != "engine" or choice.objective not in TOTAL_RATIO_OBJECTIVES:
             weight_RT = weight_RT * factor.weight_RT
+    if choice.staleness == "sis":
+        accepted_RT = _needed(accepted_RT, "sis") & keep_RT
+        counts["sis_accepted"] = int(accepted_RT.sum())
+        weight_RT = torch.where(accepted_RT, 1.0, weight_RT)
     counts["kept"] = int(keep_RT.sum())
-    return Correction(sanitise(weight_RT, keep_RT), keep_RT, factors, counts)
+    return Correction(sanitise(weight_RT, keep_RT), keep_RT, factors, counts, clip)
+
+
+def _needed(value: Tensor | None, by: str) -> Tensor:
+    if value is None:
+        raise ValueError(f"{by} needs the {'accepted tokens' if by == 'sis' else 'advantages'}")
+    return value
 
 
 def _mismatch(table: PolicyTable, needed_by: str) -> MismatchLogRatio:
@@ -108,9 +130,7 @@ def _staleness(table: PolicyTable, choice: CorrectionChoice, advantage_R: Tensor
     total = total_log_ratio(prox_RT, table.mu_RT)
     if choice.staleness == "m2_mask":
         return m2_mask(total, table.mask_RT, **hyper)
-    if advantage_R is None:
-        raise ValueError("opsm needs the advantages")
-    return opsm(total, advantage_R, table.mask_RT, **hyper)
+    return opsm(total, _needed(advantage_R, "opsm"), table.mask_RT, **hyper)
 
 
 def _group_mass(table: PolicyTable, cap_per_response: float) -> tuple[Factor, Tensor]:

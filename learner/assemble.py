@@ -1,8 +1,10 @@
 """Puts a learner together: process group, model, engine, and the conversation with replay."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from configs.needs import uncorrected
 from configs.rules import check_ranks
 from configs.schema import Config
 from learner.anchor import Anchors
@@ -17,6 +19,8 @@ from learner.stopwatch import Stopwatch
 from wire.errors import ConfigError
 from wire.process import set_up_logging
 
+log = logging.getLogger(__name__)
+
 
 def assemble(config: Config, connect: Callable[[], Client], stop: Stop, stopwatch: Stopwatch) -> Learner:
     """`connect` is called by rank 0 only. ConfigError for a model or a number of ranks that will not do, RefusedError from replay."""
@@ -26,6 +30,8 @@ def assemble(config: Config, connect: Callable[[], Client], stop: Stop, stopwatc
         check_ranks(config.learner.groups_per_update // config.learner.steps_per_update, ranks.world)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    if ranks.is_first and (line := uncorrected(config)) is not None:
+        log.warning("%s", line)
     set_determinism(config.run.seed, config.learner.device)
     policy = load_policy(config.model.path, config.model.dtype, config.model.attention, partitioned=config.learner.zero_stage == 3)
     tokens = len(load_tokenizer(config.model.path))

@@ -63,6 +63,7 @@ def save(engine: TrainEngine, run_dir: Path, version: int, *, update: int | None
     engine.ranks.barrier()
     if not engine.ranks.is_first:
         return None
+    engine.memory.save(staged)
     files = sorted(path for path in staged.rglob("*") if path.is_file())
     saved = Saved(version, update, weights_digest, ledger_head, seed, torch.get_rng_state().numpy().tobytes().hex(), engine.ranks.world,
                   engine.zero_stage, engine.steps, {str(path.relative_to(staged)): digest_file(path) for path in files})
@@ -129,4 +130,5 @@ def load(engine: TrainEngine, run_dir: Path, checkpoint: Checkpoint) -> None:
     if loaded is None:
         raise RunError(f"DeepSpeed could not load checkpoint {checkpoint.path}")
     engine.loaded(saved.steps)
+    engine.memory.load(run_dir / checkpoint.path, first=engine.ranks.is_first)
     torch.set_rng_state(torch.frombuffer(bytearray.fromhex(saved.rng), dtype=torch.uint8))

@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
+from learner.distribution import Terms
 from learner.logprobs import PolicyModel
+from learner.memory import Memory
 from learner.ranks import Ranks
+from learner.reference import load_reference
 from wire.digest import digest
 from wire.errors import RunError, WeightsError
 from wire.manifest import TensorEntry, weights_digest
@@ -45,20 +48,21 @@ class TrainEngine:
             model=policy, optimizer=optimizer, lr_scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, self.lr_share),
             config=deepspeed_config(config, ranks.world, sum(p.numel() for p in policy.parameters())))
         self.parameters = dict(self.policy.model.named_parameters())
+        self.reference, self.memory = load_reference(config, policy), Memory()
         self.steps = 0
 
     def lr_share(self, step: int) -> float:
         """Share of the base learning rate for optimizer step `step`, counted from 0: linear to `lr_final_ratio` at the last."""
         return 1 - (1 - self.final_ratio) * min(step / max(1, self.total_steps - 1), 1.0)
 
-    def forward(self, ids_BT: Tensor, temperature_B: Tensor, position_N: Tensor) -> Tensor:
-        """The training forward: log-probs [N] with gradient."""
-        return self.engine(ids_BT, temperature_B, position_N)
+    def forward(self, ids_BT: Tensor, temperature_B: Tensor, position_N: Tensor, terms: Terms | None = None) -> Tensor:
+        """The training forward: log-probs [N] with gradient, or what `terms` makes of it, [C, N]."""
+        return self.engine(ids_BT, temperature_B, position_N, terms) if terms is not None else self.engine(ids_BT, temperature_B, position_N)
 
     @torch.no_grad()
-    def score(self, ids_BT: Tensor, temperature_B: Tensor, position_N: Tensor) -> Tensor:
+    def score(self, ids_BT: Tensor, temperature_B: Tensor, position_N: Tensor, terms: Terms | None = None) -> Tensor:
         """The same function without gradient. Under ZeRO 3 every rank has to call it equally often."""
-        return self.policy(ids_BT, temperature_B, position_N)
+        return self.policy(ids_BT, temperature_B, position_N, terms) if terms is not None else self.policy(ids_BT, temperature_B, position_N)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """`last`: the last micro-batch of the optimizer step, after which gradients are reduced over ranks."""

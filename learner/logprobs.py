@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from learner.chunked_head import chunk_rows, selected_log_probs
+from learner.distribution import Terms
 
 CHUNKED_FROM = 4096
 """Vocabularies below this one go through the plain head: their logits are small, and the chunked head makes them twice."""
@@ -44,12 +45,15 @@ class PolicyModel(nn.Module):
         self.chunked = bare and not partitioned and self.vocabulary >= CHUNKED_FROM
         self.head = f"chunked, {chunk_rows(self.vocabulary)} rows" if self.chunked else "plain"
 
-    def forward(self, ids_BT: Tensor, temperature_B: Tensor, position_N: Tensor) -> Tensor:
-        """Log-prob [N], float32, of the token after each position, at its row's temperature. Only these positions go through the head."""
+    def forward(self, ids_BT: Tensor, temperature_B: Tensor, position_N: Tensor, terms: Terms | None = None) -> Tensor:
+        """Log-prob [N], float32, of the token after each position, at its row's temperature. Only these positions go through the head.
+        terms: something else to make of head, hidden states, targets and temperatures (`learner/distribution.py`)."""
         hidden = self.model.get_decoder()(input_ids=ids_BT[:, :-1], use_cache=False).last_hidden_state.flatten(0, 1)[position_N]
         target_N = ids_BT[:, 1:].flatten()[position_N]
         temperature_N = temperature_B[position_N // (ids_BT.shape[1] - 1)]
         head = self.model.get_output_embeddings()
+        if terms is not None:
+            return terms(head, hidden, target_N, temperature_N)
         if self.chunked:
             return selected_log_probs(hidden, head.weight, target_N, temperature_N)
         size = max(1, PLAIN_LOGITS // self.vocabulary)

@@ -48,7 +48,7 @@ def factor(log_ratio_RT: Tensor, mask_RT: Tensor) -> dict[str, float]:
 
 def clipped_share(cur_RT: Tensor, base_RT: Tensor, advantage_R: Tensor, mask_RT: Tensor, recipe: Recipe) -> float:
     """Share of tokens whose loss is on the flat side of the clip (ppo, gppo, gspo) or whose weight is at the cap (cispo)."""
-    if recipe.objective == "score":
+    if recipe.objective in ("score", "unit"):
         return 0.0
     log_ratio_RT = torch.where(mask_RT, cur_RT - base_RT, 0.0)
     if recipe.objective == "gspo":

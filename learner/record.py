@@ -7,7 +7,7 @@ import torch
 
 from configs.schema import Config
 from learner.batch import LeaseRows
-from learner.deepspeed_engine import TrainEngine
+from learner.deepspeed_engine import TrainEngine, digest_state
 from learner.model import trainer_fingerprint
 from learner.update import Outcome
 from wire.digest import digest, digest_json
@@ -32,12 +32,14 @@ class RecordMaker:
             "seed": config.run.seed, "world": engine.ranks.world, "zero_stage": engine.zero_stage, "threads": torch.get_num_threads(),
             "trainer": trainer_fingerprint(config, engine.policy), "config_digest": digest_json(config.model_dump(mode="json")),
             "source_digest": source_digest()}
-        self.prox_source = "version_in"
+        self.prox_source = config.recipe.prox
+        if engine.reference is not None:
+            self.fixed["reference"] = digest_state({name: value.cpu() for name, value in engine.reference.policy.model.named_parameters()})
 
     def make(self, lease: LeaseRows, outcome: Outcome, version_out: int, weights_digest: str, metrics: dict[str, Any],
              seconds: dict[str, float]) -> UpdateRecord:
         state = self.fixed | {"optimizer_steps": self.engine.steps, "scheduler_step": self.engine.scheduler.last_epoch,
-                              "rng": digest(torch.get_rng_state().numpy().tobytes())}
+                              **self.engine.memory.summary(), "rng": digest(torch.get_rng_state().numpy().tobytes())}
         return UpdateRecord(
             update=lease.update, version_in=lease.version_in, version_out=version_out, skipped=outcome.skipped, group_ids=lease.group_ids,
             rollout_ids=[head.rollout_id for head in lease.heads], response_lens=[head.response_len for head in lease.heads],

@@ -16,7 +16,7 @@ from replay import retention
 from replay.busy import UpdateTimes
 from replay.evals import EvalGroup, EvalRound, evaluation_due
 from replay.prompts import PromptFile, PromptOrder, PromptRow
-from replay.sampler import Group, GroupBook, Transition
+from replay.sampler import NO_CONTRAST, Group, GroupBook, Transition
 from replay.sessions import Session, Sessions
 from replay.store import Store
 from wire.process import Clock
@@ -41,7 +41,8 @@ class Core:
         self.config, self.run_dir, self.store, self.clock = config, run_dir, store, clock
         self.train, self.heldout = train, heldout
         self.book = GroupBook(max_staleness=config.replay.max_staleness, groups_per_update=config.learner.groups_per_update,
-                              min_scored=config.min_scored, max_attempts=config.replay.max_attempts)
+                              min_scored=config.min_scored, max_attempts=config.replay.max_attempts,
+                              dynamic_sampling=config.recipe.dynamic_sampling)
         self.prompt_order = PromptOrder(len(train), config.run.seed)
         self.cursor = 0
         self.queue: deque[WorkOrder] = deque()
@@ -59,6 +60,7 @@ class Core:
         self.fingerprints: set[str] = set()
         self.verdicts: deque[bool] = deque(maxlen=VERDICTS_WATCHED)
         self.verdicts_warned = False
+        self.no_contrast_in_a_row = 0
         self.update_times = UpdateTimes()
         self.finished = False
         self.last_metrics: dict[str, Any] = {}
@@ -141,6 +143,11 @@ class Core:
             return
         store = self.begin()
         db = store.db
+        for transition in transitions:
+            if transition.reason == NO_CONTRAST:
+                self.no_contrast_in_a_row += 1
+            elif transition.to == "complete":
+                self.no_contrast_in_a_row = 0
         moved: dict[str, list[str]] = {}
         for group, to, reason, _ in transitions:
             moved.setdefault(f"{to}({reason})" if reason else to, []).append(group.group_id)

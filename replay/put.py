@@ -110,7 +110,7 @@ def _store_train(core: Core, session: Session, items: list[Item], tally: Tally) 
                          reward, failure, encode(head), bytes(payload), digest, wall))
         spans += [(head.rollout_id, i, s.version, s.start, s.end, s.kv_clean) for i, s in enumerate(head.spans)]
         aborted += outcome == "aborted"
-        _settle(core, tally, group_id(order), head.sample, outcome, oldest)
+        _settle(core, tally, group_id(order), head.sample, outcome, oldest, reward)
         if outcome != "aborted":
             core.verdicts.append(outcome == "failed")
     store.db.executemany(INSERT_ROLLOUT, rollouts)
@@ -176,8 +176,8 @@ def _no_rollout(core: Core, tally: Tally, of: str, sample: int, reason: str, out
         _eval_outcome(core, of, sample, None)
 
 
-def _settle(core: Core, tally: Tally, of: str, sample: int, outcome: Outcome, oldest: int | None) -> None:
-    if transition := core.book.outcome(of, sample, outcome, oldest):
+def _settle(core: Core, tally: Tally, of: str, sample: int, outcome: Outcome, oldest: int | None, reward: float | None = None) -> None:
+    if transition := core.book.outcome(of, sample, outcome, oldest, reward):
         tally.transitions.append(transition)
 
 
@@ -202,7 +202,11 @@ def _count_tokens(core: Core, heads: list[RolloutHead]) -> None:
 
 
 def _watch(core: Core, session: Session, heads: list[RolloutHead], quarantined: dict[str, str]) -> None:
-    """Poison in a row stops the actor; too many failed verdicts stop the run."""
+    """Poison in a row stops the actor; too many failed verdicts stop the run, and so do too many groups in a row without contrast."""
+    most = core.config.learner.max_consecutive_skips * core.config.learner.groups_per_update
+    if core.no_contrast_in_a_row > most:
+        raise RunError(f"{core.no_contrast_in_a_row} groups in a row had equal rewards, and recipe.dynamic_sampling drops such groups: these "
+                       "prompts are too easy or too hard for this model, or the verifier says the same of everything")
     for head in heads:
         session.poisoned_in_a_row = session.poisoned_in_a_row + 1 if head.rollout_id in quarantined else 0
     if quarantined:

@@ -70,7 +70,8 @@ def _groups(core: Core) -> None:
         found = outcomes.get(group_id, [])
         oldest = min((version for _, outcome, version in found if outcome == "scored"), default=None)
         by_sample = {sample: outcome for sample, outcome, _ in found}
-        core.book.restore(Group(group_id, order_id, attempt, n, actor, seq, core.now, state, by_sample, oldest))
+        rewards = {reward for reward, in core.store.rows("SELECT reward FROM rollouts WHERE group_id = ? AND reward IS NOT NULL", group_id)}
+        core.book.restore(Group(group_id, order_id, attempt, n, actor, seq, core.now, state, by_sample, oldest, rewards))
         core.orders[group_id] = msgspec.json.decode(text, type=WorkOrder)
     core.book.next_seq = core.store.one("SELECT coalesce(max(grant_seq), -1) FROM groups") + 1
 

@@ -13,11 +13,12 @@ from typing import Literal, NamedTuple
 from replay.budget import allowance, too_old
 
 Outcome = Literal["scored", "failed", "quarantined", "aborted"]
+NO_CONTRAST = "no_contrast"
 
 
 @dataclass
 class Group:
-    """`oldest_version` is that of the oldest token of a scored sample; `touched` is monotonic."""
+    """`oldest_version` is that of the oldest token of a scored sample, `rewards` what the scored samples got; `touched` is monotonic."""
 
     group_id: str
     order_id: str
@@ -29,6 +30,7 @@ class Group:
     state: Literal["granted", "complete", "leased"] = "granted"
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     oldest_version: int | None = None
+    rewards: set[float] = field(default_factory=set)
 
     @property
     def scored(self) -> int:
@@ -46,11 +48,14 @@ class Transition(NamedTuple):
 
 
 class GroupBook:
-    def __init__(self, *, max_staleness: int, groups_per_update: int, min_scored: int, max_attempts: int) -> None:
+    def __init__(self, *, max_staleness: int, groups_per_update: int, min_scored: int, max_attempts: int,
+                 dynamic_sampling: bool = False) -> None:
+        """dynamic_sampling: a group whose scored samples all got one reward is dropped as it settles, which lets another be granted."""
         self.max_staleness = max_staleness
         self.groups_per_update = groups_per_update
         self.min_scored = min_scored
         self.max_attempts = max_attempts
+        self.dynamic_sampling = dynamic_sampling
         self.groups: dict[str, Group] = {}
         self.next_seq = 0
 
@@ -84,12 +89,15 @@ class GroupBook:
             if group is not None and group.actor == actor:
                 group.touched = now
 
-    def outcome(self, group_id: str, sample: int, outcome: Outcome, oldest_version: int | None = None) -> Transition | None:
+    def outcome(self, group_id: str, sample: int, outcome: Outcome, oldest_version: int | None = None,
+                reward: float | None = None) -> Transition | None:
         """Record one sample's outcome; the caller has checked that the group is granted and the sample is open."""
         group = self.groups[group_id]
         group.outcomes[sample] = outcome
         if outcome == "scored" and oldest_version is not None:
             group.oldest_version = oldest_version if group.oldest_version is None else min(group.oldest_version, oldest_version)
+        if reward is not None:
+            group.rewards.add(reward)
         return self._settle(group) if len(group.outcomes) == group.n else None
 
     def give_back(self, group_ids: Iterable[str], actor: str) -> list[Transition]:
@@ -104,6 +112,9 @@ class GroupBook:
 
     def _settle(self, group: Group, reason: str = "incomplete_group", *, always: bool = False) -> Transition:
         if group.scored >= self.min_scored:
+            if self.dynamic_sampling and len(group.rewards) < 2:
+                del self.groups[group.group_id]
+                return Transition(group, "dropped", NO_CONTRAST)
             group.state = "complete"
             return Transition(group, "complete")
         del self.groups[group.group_id]

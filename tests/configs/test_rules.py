@@ -31,7 +31,6 @@ REFUSED = [
     (tree(learner={"groups_per_update": 32, "ranks": 3}), "cannot be shared by 3 ranks"),
     (tree(replay={"max_rollouts": 767, "max_staleness": 2}), "would deadlock"),
     (tree(recipe={"engine_low": 5.0, "engine_high": 5.0}), "must be below"),
-    (tree(recipe={"aggregation": "constant"}), "needs recipe.constant"),
     (tree(recipe={"group_mass_cap": 1.2, "objective": "ppo"}), "correct twice"),
     (tree(recipe={"group_mass_cap": 0.9, "objective": "score"}), "group_mass_cap"),
     (tree(recipe={"base": "prox"}), "identically 1"),
