@@ -22,7 +22,7 @@ def chunk_rows(vocabulary: int) -> int:
 
 
 def selected_log_probs(hidden_NH: Tensor, weight_VH: Tensor, target_N: Tensor, temperature_N: Tensor) -> Tensor:
-    """`log_softmax(hidden @ weight.T / temperature)` at the targets, [N], float32 (float64 of float64), with gradient in hidden and weight.
+    """`log_softmax(hidden @ weight.T / temperature)` at the targets, [N], float32 (float64 of float64), differentiable in the first two.
 
     Logits are made in the dtype of the weight, everything after them in the result's; the weight's gradient is summed in it, too. The
     backward pass makes each chunk's logits again, so peak memory is a few chunks and one gradient of the weight. Double backward is an error.

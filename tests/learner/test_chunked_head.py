@@ -1,6 +1,5 @@
 """The chunked head: the plain one's value and gradient, in less memory, and bits that come again."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,10 @@ VOCABULARY, HIDDEN, TOKENS = 61, 12, 23
 
 
 @pytest.fixture(params=[1, 5, 23, 40], ids=lambda rows: f"{rows} rows")
-def rows_per_chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def rows_per_chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(chunked_head, "CHUNK_LOGITS", 0)
     monkeypatch.setattr(chunked_head, "LEAST_ROWS", request.param)
-    yield request.param
+    return request.param
 
 
 def inputs(dtype: torch.dtype) -> tuple[nn.Linear, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
