@@ -98,3 +98,25 @@ def clip_shares(
         for sign, sign_R in signs.items()
         for side, side_RT in sides.items()
     }
+
+
+def quadrant_shares(
+    hit_RT: Tensor, log_ratio_RT: Tensor | LogRatio, advantage_R: Tensor, mask_RT: Tensor
+) -> dict[str, float]:
+    """Share of masked-in tokens that are hit (masked away, clipped), by advantage sign and side of ratio 1; 0 without
+    one.
+
+    Keys as in `clip_shares`; an exact ratio of 1 counts as high, and a token without an advantage as neither sign.
+    """
+    value_RT = plain(log_ratio_RT, LogRatio).detach()
+    check_mask(mask_RT, value_RT, hit_RT)
+    low_RT = sanitise(value_RT, mask_RT) < 0
+    hit_RT = hit_RT & mask_RT
+    count = max(int(mask_RT.sum()), 1)
+    signs = {"positive": advantage_R > 0, "negative": advantage_R < 0}
+    sides = {"low": low_RT, "high": ~low_RT}
+    return {
+        f"{sign}_{side}": int((hit_RT & side_RT & sign_R[:, None]).sum()) / count
+        for sign, sign_R in signs.items()
+        for side, side_RT in sides.items()
+    }

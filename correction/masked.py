@@ -1,8 +1,13 @@
 """Masking primitives. Everything that reads a masked tensor goes through here, so that junk in masked slots never
 matters."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
+
+BLOCK_ELEMENTS, GPU_BLOCK_ELEMENTS = 1 << 15, 1 << 22
+"""Row-wise work is done on so many elements at a time: its temporaries then stay small, and on a CPU in the cache."""
 
 
 def check_mask(mask_RT: Tensor, *columns_RT: Tensor) -> None:
@@ -40,3 +45,11 @@ def masked_mean(value: Tensor, mask: Tensor | None) -> Tensor:
         mask = torch.ones_like(value, dtype=torch.bool)
     check_mask(mask, value)
     return sanitise(value, mask).sum() / mask.sum().clamp(min=1)
+
+
+def row_blocks(table_RT: Tensor) -> Iterator[slice]:
+    """Slices of rows that cover the table, for work that reads one row at a time."""
+    elements = GPU_BLOCK_ELEMENTS if table_RT.is_cuda else BLOCK_ELEMENTS
+    size = max(1, elements // max(1, table_RT.shape[-1]))
+    for start in range(0, len(table_RT), size):
+        yield slice(start, start + size)

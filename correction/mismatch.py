@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from correction.factor import Factor, make_factor
-from correction.masked import check_mask, response_mean, response_sum, sanitise
+from correction.masked import check_mask, response_mean, response_sum, row_blocks, sanitise
 from correction.ratios import MismatchLogRatio, mismatch_log_ratio, plain, ratio
 
 LARGEST_LOG_PROB = -1e-7
@@ -68,9 +68,12 @@ def kpop(old_RT: Tensor, mu_RT: Tensor, mask_RT: Tensor, *, threshold: float, ca
     if not threshold >= 0:
         raise ValueError(f"kpop threshold must be >= 0, got {threshold}")
     check_mask(mask_RT, old_RT, mu_RT)
-    old_RT, mu_RT = sanitise(old_RT.detach(), mask_RT), sanitise(mu_RT.detach(), mask_RT)
-    keep_RT = (binary_kl(old_RT, mu_RT) <= threshold) & (binary_kl(mu_RT, old_RT) <= threshold)
-    weight_RT = ratio(mismatch_log_ratio(old_RT, mu_RT).value) if carry == "ratio" else torch.ones_like(old_RT)
+    weight_RT, keep_RT = torch.ones_like(old_RT), torch.empty_like(mask_RT)
+    for rows in row_blocks(mask_RT):
+        old, mu = (sanitise(one_RT.detach()[rows], mask_RT[rows]) for one_RT in (old_RT, mu_RT))
+        keep_RT[rows] = (binary_kl(old, mu) <= threshold) & (binary_kl(mu, old) <= threshold)
+        if carry == "ratio":
+            weight_RT[rows] = ratio(mismatch_log_ratio(old, mu).value)
     return make_factor(weight_RT, keep_RT, mask_RT)
 
 

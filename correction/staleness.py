@@ -53,10 +53,11 @@ def m2_mask(log_ratio_RT: Tensor | TotalLogRatio, mask_RT: Tensor, *, budget: fl
         raise ValueError(f"m2 budget must be > 0, got {budget}")
     log_ratio_RT = plain(log_ratio_RT, TotalLogRatio).detach()
     check_mask(mask_RT, log_ratio_RT)
-    square_N, order_N = log_ratio_RT[mask_RT].double().square().sort(stable=True)
-    mean_N = square_N.cumsum(0) / torch.arange(1, len(square_N) + 1, device=square_N.device)
-    kept = max(int((mean_N <= budget).sum()), min(1, len(square_N)))
-    keep_N = torch.zeros_like(order_N, dtype=torch.bool).index_fill(0, order_N[:kept], True)
+    size_N, order_N = log_ratio_RT[mask_RT].abs().sort(stable=True)
+    mean_N = size_N.double().square_().cumsum_(0).div_(torch.arange(1, len(size_N) + 1, device=size_N.device))
+    kept = max(int((mean_N <= budget).sum()), min(1, len(size_N)))
+    del size_N, mean_N
+    keep_N = torch.zeros_like(order_N, dtype=torch.bool).index_fill_(0, order_N[:kept], True)
     keep_RT = torch.zeros_like(mask_RT).masked_scatter(mask_RT, keep_N)
     return make_factor(torch.ones_like(log_ratio_RT), keep_RT, mask_RT)
 
@@ -80,13 +81,13 @@ def m2_range(
     log_ratio_RT = plain(log_ratio_RT, TotalLogRatio).detach()
     check_mask(mask_RT, log_ratio_RT)
     pushed_RT = sanitise(log_ratio_RT, mask_RT) * advantage_R.sign()[:, None]
-    size_N = log_ratio_RT[mask_RT & (pushed_RT > 0)].double().abs().sort().values
-    count = len(size_N)
-    if count == 0 or float(size_N.square().mean()) <= budget:
+    square_N = log_ratio_RT[mask_RT & (pushed_RT > 0)].abs().sort().values.double().square_()
+    count = len(square_N)
+    if count == 0 or float(square_N.mean()) <= budget:
         return 1.0, math.inf
-    below_N = size_N.square().cumsum(0) - size_N.square()  # sum of the squares before each
-    left_N = torch.arange(count, 0, -1, device=size_N.device)
-    first = int((below_N + left_N * size_N.square() > count * budget).nonzero()[0])
+    below_N = square_N.cumsum(0).sub_(square_N)  # sum of the squares before each
+    square_N.mul_(torch.arange(count, 0, -1, device=square_N.device))  # if it and all after it were clipped to its size
+    first = int((square_N.add_(below_N) > count * budget).nonzero()[0])
     width = math.sqrt((count * budget - float(below_N[first])) / (count - first))
     return max(-math.expm1(-width), floor_low), max(math.expm1(width), floor_high)
 

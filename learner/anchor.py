@@ -50,7 +50,7 @@ class Anchors:
         self.engine, self.session, self.ranks, self.run_dir = engine, session, session.ranks, run_dir
         self.rows, self.bucket, self.device = config.learner.score_rows, config.learner.length_bucket, config.learner.device
         self.kept_versions, self.refuse = config.replay.max_staleness + 1, config.anchor.on_missing == "refuse"
-        self.trainer = trainer_fingerprint(config)
+        self.trainer = trainer_fingerprint(config, engine.policy)
         self.live: Live | None = None
         self.decoded: dict[int, tuple[str, dict[str, Tensor]]] = {}
         """The last few versions on rank 0: weights digest and tensors."""

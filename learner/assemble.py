@@ -33,7 +33,7 @@ def assemble(config: Config, connect: Callable[[], Client], stop: Stop, stopwatc
     if ranks.is_first and (line := uncorrected(config)) is not None:
         log.warning("%s", line)
     set_determinism(config.run.seed, config.learner.device)
-    policy = load_policy(config.model.path, config.model.dtype, config.model.attention)
+    policy = load_policy(config.model.path, config.model.dtype, config.model.attention, partitioned=config.learner.zero_stage == 3)
     tokens = len(load_tokenizer(config.model.path))
     session = Session(ranks, connect() if ranks.is_first else None, stop)
     welcome = session.hello(config.shared())

@@ -93,7 +93,8 @@ def lease_rows(update: int, version_in: int, group_ids: list[str], heads: list[R
 @dataclass(frozen=True)
 class Table:
     """Tensors of one lease, on the CPU. `response_RT`: where a response has a token; `mask_RT`: where that token has an anchor, too, so
-    that it can be trained. `old_RT` is NaN where there is a token without one; `source_RT` indexes ANCHOR_SOURCES."""
+    that it can be trained. `old_RT` is NaN where there is a token without one; `source_RT` indexes ANCHOR_SOURCES; `engines`: the
+    fingerprint id of each row's engine."""
 
     prompt_lens_R: Tensor
     response_lens_R: Tensor
@@ -106,6 +107,7 @@ class Table:
     group_R: Tensor
     reward_R: Tensor
     temperature_R: Tensor
+    engines: tuple[str, ...]
 
 
 def tabulate(lease: LeaseRows) -> Table:
@@ -128,7 +130,7 @@ def tabulate(lease: LeaseRows) -> Table:
         old_RT=to_table(torch.from_numpy(old_N), response_RT), source_RT=source_RT,
         version_RT=to_table(torch.from_numpy(version_N), response_RT), group_R=torch.tensor(lease.group_of),
         reward_R=torch.tensor([head.verdict.reward for head in heads if isinstance(head.verdict, Scored)]),
-        temperature_R=torch.tensor([head.sampling.temperature for head in heads]))
+        temperature_R=torch.tensor([head.sampling.temperature for head in heads]), engines=tuple(head.fingerprint for head in heads))
 
 
 def to_table(flat_N: Tensor, response_RT: Tensor) -> Tensor:

@@ -7,10 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from learner.chunked_head import chunk_rows, selected_log_probs
 from learner.distribution import Terms
 
-CHUNK_LOGITS = 1 << 26
-"""At most so many logits at a time: 256 MB in float32. With a gradient, further chunks are computed again in the backward pass."""
+CHUNKED_FROM = 4096
+"""Vocabularies below this one go through the plain head: their logits are small, and the chunked head makes them twice."""
+PLAIN_LOGITS = 1 << 26
+"""The plain head makes at most so many logits at a time: 256 MB in float32. With a gradient, further ones are made again in backward."""
 
 
 def predicting_positions(prompt_lens_B: Tensor, response_lens_B: Tensor, width: int) -> Tensor:
@@ -27,12 +30,20 @@ def predicting_positions(prompt_lens_B: Tensor, response_lens_B: Tensor, width: 
 
 
 class PolicyModel(nn.Module):
-    """A causal language model that answers log-probs of given tokens. Rows are right-padded, so a causal mask is all that is needed."""
+    """A causal language model that answers log-probs of given tokens. Rows are right-padded, so a causal mask is all that is needed.
 
-    def __init__(self, model: nn.Module) -> None:
+    `head`: how selected log-probs are made, "plain" or "chunked, <rows> rows". The choice moves their last bits, so it is part of the
+    trainer's fingerprint. `partitioned`: under ZeRO 3 a weight is whole only while its own module runs, which leaves the plain head.
+    """
+
+    def __init__(self, model: nn.Module, *, partitioned: bool = False) -> None:
         super().__init__()
         self.model = model
-        self.vocabulary = model.get_output_embeddings().out_features
+        head = model.get_output_embeddings()
+        self.vocabulary = head.out_features
+        bare = type(head) is nn.Linear and head.bias is None
+        self.chunked = bare and not partitioned and self.vocabulary >= CHUNKED_FROM
+        self.head = f"chunked, {chunk_rows(self.vocabulary)} rows" if self.chunked else "plain"
 
     def forward(self, ids_BT: Tensor, temperature_B: Tensor, position_N: Tensor, terms: Terms | None = None) -> Tensor:
         """Log-prob [N], float32, of the token after each position, at its row's temperature. Only these positions go through the head.
@@ -43,7 +54,9 @@ class PolicyModel(nn.Module):
         head = self.model.get_output_embeddings()
         if terms is not None:
             return terms(head, hidden, target_N, temperature_N)
-        size = max(1, CHUNK_LOGITS // self.vocabulary)
+        if self.chunked:
+            return selected_log_probs(hidden, head.weight, target_N, temperature_N)
+        size = max(1, PLAIN_LOGITS // self.vocabulary)
         if len(position_N) <= size:
             return selected(head, hidden, target_N, temperature_N)
         parts = zip(hidden.split(size), target_N.split(size), temperature_N.split(size), strict=True)
@@ -53,6 +66,7 @@ class PolicyModel(nn.Module):
 
 
 def selected(head: nn.Module, hidden_NH: Tensor, target_N: Tensor, temperature_N: Tensor) -> Tensor:
-    """Log-softmax of the head's logits over the temperature, in float32, at the targets: [N]."""
-    logits_NV = head(hidden_NH).float() / temperature_N[:, None]
+    """Log-softmax of the head's logits over the temperature, at the targets: [N], float32 (float64 of float64)."""
+    logits_NV = head(hidden_NH)
+    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / temperature_N[:, None]
     return logits_NV.log_softmax(-1).gather(-1, target_N[:, None]).squeeze(-1)

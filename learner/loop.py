@@ -5,14 +5,17 @@ Every rank runs it in step; rank 0 speaks to replay. Crash order: weight files, 
 
 import logging
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from configs.schema import Config
+from correction.alarms import Watch, look
 from learner import checkpoint, export
 from learner.anchor import Anchors
 from learner.batch import LeaseRows, read_lease
 from learner.deepspeed_engine import TrainEngine
+from learner.measure import seen_by_alarms
 from learner.publish import Publisher
 from learner.record import RecordMaker
 from learner.rerun import differences, next_past, rerun
@@ -59,6 +62,7 @@ class Learner:
         self.checkpointed: int | None = None
         self.skips_in_a_row = 0
         self.all_committed = False
+        self.watch, self.alarmed = Watch(), set[str]()
 
     def run(self) -> bool:
         """True when all updates are committed and the model is exported; False when a signal ended it. A checkpoint is there either way."""
@@ -157,6 +161,8 @@ class Learner:
     def commit(self, lease: LeaseRows, outcome: Outcome, notice: VersionNotice | None) -> None:
         """Update record, columns and new version, in one transaction of replay's. TryAgainError when its state moved on."""
         metrics = dict(outcome.metrics)
+        if not outcome.skipped:
+            self.raise_alarms(metrics)
         if notice is not None:
             metrics["publish_bytes"] = (self.run_dir / notice.path / FILE).stat().st_size
         record = self.record.make(lease, outcome, self.version, self.weights_digest, metrics, self.seconds.take())
@@ -172,6 +178,14 @@ class Learner:
 
     def note_update(self, update: int, *, skipped: bool) -> None:
         self.update, self.skips_in_a_row = update, self.skips_in_a_row + 1 if skipped else 0
+
+    def raise_alarms(self, metrics: dict[str, Any]) -> None:
+        """Adds `alarms` to an update's metrics; logs each when it begins."""
+        self.watch, alarms = look(self.watch, seen_by_alarms(metrics))
+        if self.ranks.is_first:
+            for name in alarms.keys() - self.alarmed:
+                log.warning("alarm %s: %s", name, alarms[name])
+        self.alarmed, metrics["alarms"] = set(alarms), alarms
 
     def save(self) -> None:
         """A checkpoint at the last commit, unless there is one."""

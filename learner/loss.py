@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config, Recipe
+from correction.diagnostics import quadrant_shares
 from correction.masked import masked_mean, sanitise
 from correction.ratios import ratio
 from correction.reference import reference_kl
@@ -130,6 +131,8 @@ def loss_measures(config: Config, ready: Prepared, cur_RT: Tensor, whole_CRT: Te
     found: dict[str, Any] = {"active": int((wanted_RT & ~flat_RT & ready.correction.keep_RT).sum()) / max(1, int(wanted_RT.sum()))}
     if recipe.objective not in ("gppo", "cispo"):
         found["clipped"] = int(flat_RT.sum()) / max(1, int(mask_RT.sum()))
+        base_RT = ready.table.old_RT if recipe.base == "old" or ready.prox_RT is None else ready.prox_RT
+        found["clipped_by"] = quadrant_shares(flat_RT, cur_RT - base_RT, ready.advantage_R, mask_RT)
     if ready.start_kl_RT is not None:
         found["kl"] = float(masked_mean(ready.start_kl_RT, mask_RT))
     elif ready.ref_RT is not None:

@@ -27,15 +27,16 @@ def set_determinism(seed: int, device: str) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False
 
 
-def load_policy(path: str, dtype: str, attention: str) -> PolicyModel:
-    """The model in eval mode (no dropout: every forward of the same weights is the same function). Raises ConfigError."""
+def load_policy(path: str, dtype: str, attention: str, *, partitioned: bool = False) -> PolicyModel:
+    """The model in eval mode (no dropout: every forward of the same weights is the same function). `partitioned`: for ZeRO 3.
+    Raises ConfigError."""
     if not (Path(path) / "config.json").is_file():
         raise ConfigError(f"model.path = {path!r} has no config.json; the demo's is made by: python -m learner.coldstart CONFIG")
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), attn_implementation=attention)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"model.path = {path!r} does not load: {str(error).splitlines()[0]}") from None
-    policy = PolicyModel(model.eval())
+    policy = PolicyModel(model.eval(), partitioned=partitioned)
     check_head(policy, path)
     return policy
 
@@ -57,7 +58,7 @@ def check_head(policy: PolicyModel, path: str) -> None:
         raise ConfigError(f"model.path = {path!r}: this architecture changes its logits after the head, which is not supported")
 
 
-def trainer_fingerprint(config: Config) -> str:
+def trainer_fingerprint(config: Config, policy: PolicyModel) -> str:
     """JSON of what the trainer's log-probs depend on besides weights and plan: where all three agree, so does every bit."""
     device = config.learner.device
     if device == "cuda":
@@ -66,7 +67,7 @@ def trainer_fingerprint(config: Config) -> str:
     else:
         hardware = {"name": _processor(), "capability": torch.backends.cpu.get_cpu_capability()}
     facts = {"torch": torch.__version__, "transformers": transformers.__version__, "dtype": config.model.dtype,
-             "attention": config.model.attention, "device": device, "threads": torch.get_num_threads()}
+             "attention": config.model.attention, "device": device, "threads": torch.get_num_threads(), "head": policy.head}
     return json.dumps(facts | hardware, sort_keys=True)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from correction import surrogates
-from correction.masked import check_mask, sanitise
+from correction.masked import check_mask, row_blocks, sanitise
 
 OBJECTIVES: dict[str, Callable[..., surrogates.Surrogate]] = {
     "score": surrogates.score,
@@ -52,18 +52,27 @@ def token_losses(
             raise ValueError(f"objective {objective} needs base log-probs (old or prox)")
         base_RT = cur_RT
     check_mask(mask_RT, cur_RT, base_RT)
+    if accepted_RT is not None:
+        check_mask(accepted_RT, mask_RT)
+    wide = torch.promote_types(cur_RT.dtype, advantage_R.dtype)
+    value_RT, slope_RT = (torch.empty_like(cur_RT, dtype=wide, requires_grad=False) for _ in range(2))
     with torch.no_grad():
-        advantage_R1 = advantage_R[:, None]
-        surrogate = OBJECTIVES[objective]
-        value_RT, slope_RT = surrogate(
-            sanitise(cur_RT, mask_RT), sanitise(base_RT, mask_RT), advantage_R1, mask_RT, **hyper
-        )
-        if accepted_RT is not None:
-            check_mask(accepted_RT, mask_RT)
-            value_RT = torch.where(accepted_RT, -advantage_R1, value_RT)
-            slope_RT = torch.where(accepted_RT, -advantage_R1, slope_RT)
-        value_RT, slope_RT = sanitise(value_RT, mask_RT), sanitise(slope_RT, mask_RT)
+        for rows in row_blocks(mask_RT):
+            value_RT[rows], slope_RT[rows] = _surrogate(cur_RT, base_RT, advantage_R, mask_RT, accepted_RT, objective, hyper, rows)
     return _WithSlope.apply(cur_RT, value_RT, slope_RT)
+
+
+def _surrogate(cur_RT: Tensor, base_RT: Tensor, advantage_R: Tensor, mask_RT: Tensor, accepted_RT: Tensor | None, objective: str,
+               hyper: dict[str, Any], rows: slice) -> tuple[Tensor, Tensor]:
+    """Value and slope of some rows: an objective reads no other row."""
+    mask_RT, advantage_R1 = mask_RT[rows], advantage_R[rows, None]
+    here = {name: value[rows] if isinstance(value, Tensor) else value for name, value in hyper.items()}
+    value_RT, slope_RT = OBJECTIVES[objective](
+        sanitise(cur_RT[rows], mask_RT), sanitise(base_RT[rows], mask_RT), advantage_R1, mask_RT, **here
+    )
+    if accepted_RT is not None:
+        value_RT, slope_RT = (torch.where(accepted_RT[rows], -advantage_R1, one_RT) for one_RT in (value_RT, slope_RT))
+    return sanitise(value_RT, mask_RT), sanitise(slope_RT, mask_RT)
 
 
 class _WithSlope(torch.autograd.Function):

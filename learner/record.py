@@ -31,7 +31,7 @@ class RecordMaker:
         self.engine = engine
         self.fixed: dict[str, Any] = {
             "seed": config.run.seed, "world": engine.ranks.world, "zero_stage": engine.zero_stage, "threads": torch.get_num_threads(),
-            "trainer": trainer_fingerprint(config), "config_digest": digest_json(config.model_dump(mode="json")),
+            "trainer": trainer_fingerprint(config, engine.policy), "config_digest": digest_json(config.model_dump(mode="json")),
             "source_digest": source_digest()}
         self.prox_source = config.recipe.prox
         if engine.reference is not None:

@@ -5,7 +5,7 @@ audit checks an update this way. The plan of minibatches, micro-batches and padd
 and config, as they did the first time; `differences` says where anything came out otherwise.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor

@@ -24,7 +24,8 @@ class Wanted(NamedTuple):
 
 
 class Rescored(NamedTuple):
-    """`logprobs[i]`: float32, of every response token of row i; None where its version is not retained. `trainer`: our fingerprint."""
+    """`logprobs[i]`: float32, of every response token of row i; None where its version is not retained. `trainer`: our fingerprint, empty
+    when none is."""
 
     logprobs: list[np.ndarray | None]
     trainer: str
@@ -36,12 +37,15 @@ def rescore(run_dir: Path, rows: Sequence[Wanted]) -> Rescored:
     config = load_resolved(run_dir / "config.json")
     set_determinism(config.run.seed, config.learner.device)
     found: list[np.ndarray | None] = [None] * len(rows)
+    trainer = ""
     for version in sorted({wanted.version for wanted in rows}):
         if read_version(run_dir, version) is None:
             continue
-        policy = load_policy(str(run_dir / version_path(version)), config.model.dtype, config.model.attention).to(config.learner.device)
+        policy = load_policy(str(run_dir / version_path(version)), config.model.dtype, config.model.attention,
+                             partitioned=config.learner.zero_stage == 3).to(config.learner.device)
+        trainer = trainer_fingerprint(config, policy)
         members = [index for index, wanted in enumerate(rows) if wanted.version == version]
         for one in passes_of([rows[index].plan for index in members]):
             for place, values in run_pass(policy, one, [rows[index].row for index in members], config.learner.device).items():
                 found[members[place]] = values
-    return Rescored(found, trainer_fingerprint(config))
+    return Rescored(found, trainer)

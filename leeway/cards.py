@@ -4,6 +4,7 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
+from leeway.alarms import raised
 from leeway.charts import Series, columns, lines, number, quantile, share_bar, smooth
 from replay.reader import RunReader
 from replay.rows import EvalRow
@@ -130,6 +131,12 @@ def learner(records: Records) -> list[str]:
         ),
         metric_card("Gradient norm", "Before clipping.", records, [("gradient norm", ("grad_norm",))], zero=True),
     ]
+
+
+def alarms(run: RunReader) -> str:
+    rows = [[name, *map(number, alarm[:3]), alarm.text] for name, alarm in raised(run).items()]
+    body = table(["alarm", "updates", "first", "last", "what it said last"], rows, left=5) if rows else '<p class="none">none</p>'
+    return card("Alarms", "Signs of off-policy training going wrong: inert ratios, few effective samples, weights far from 1, drift.", body)
 
 
 def time(values: dict[str, Any], records: Records) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.live import Live
 
 from configs.schema import Config
+from leeway.alarms import Fresh
 from leeway.table import final, live, plain_line
 
 PLAIN_EVERY_S, PLAIN_EVERY_UPDATES, PLAIN_AT_LEAST_S = 2.0, 10, 20.0
@@ -66,12 +67,14 @@ class PlainScreen:
         self._console, self._updates, self._run_dir = console, updates, run_dir
         self._began = time.monotonic()
         self._shown_at, self._shown_update = float("-inf"), -PLAIN_EVERY_UPDATES
-        self._progress = Progress()
+        self._progress, self._alarms = Progress(), Fresh()
 
     def say(self, line: str) -> None:
         self._print(f"leeway: {line}")
 
     def show(self, values: dict[str, Any]) -> None:
+        for line in self._alarms.look(values):
+            self.say(line)
         now, update = time.monotonic(), int(values.get("updates", 0))
         stalled, rate = self._progress.stalled(values), self._progress.tokens_per_s(values)
         due = update >= self._shown_update + PLAIN_EVERY_UPDATES or update >= self._updates > self._shown_update

@@ -39,6 +39,7 @@ class View(NamedTuple):
     budget: int | None
     mismatch: float | None
     waits: str
+    alarms: Mapping[str, str]
 
 
 def view(values: Values, stalled: bool) -> View:
@@ -48,7 +49,7 @@ def view(values: Values, stalled: bool) -> View:
     return View(
         update=values.get("updates", 0), reward=metrics.get("reward"), first=accuracies[0], last=accuracies[-1], age_mean=ages.get("mean"),
         age_max=ages.get("max"), budget=values.get("max_staleness"), mismatch=(metrics.get("mismatch") or {}).get("mean_abs"),
-        waits=waits(values, metrics, stalled))
+        waits=waits(values, metrics, stalled), alarms=metrics.get("alarms") or {})
 
 
 def waits(values: Values, metrics: Values, stalled: bool) -> str:
@@ -87,7 +88,8 @@ def live(values: Values, updates: int, seconds: float, name: str, lines: list[st
         ("staleness", f"{staleness(shown)}   mean / oldest / budget"),
         ("mismatch", f"{small(shown.mismatch)}   mean |old - mu|"),
         ("tokens/s", number(rate, 0)),
-        ("waits", shown.waits))
+        ("waits", shown.waits),
+        *((f"ALARM {name}", text) for name, text in shown.alarms.items()))
     body = Table.grid()
     body.add_row(table)
     body.add_row("")

@@ -1,15 +1,17 @@
-"""`python -m scripts.bench [PART...]`: budgets, slow, mismatch, smollm2. Without a part: all.
-Writes docs/performance/<part>.md and prints it."""
+"""`python -m scripts.bench [PART...]`: budgets, slow, mismatch, smollm2, head, correction.
+Without a part: all. Writes docs/performance/<part>.md and prints it."""
 
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts.bench import budgets, mismatch, slow, smollm2
+from scripts.bench import budgets, correction, head, mismatch, slow, smollm2
 from scripts.bench.machine import describe_machine
 
-PARTS: dict[str, Callable[[], str]] = {"budgets": budgets.table, "slow": slow.table, "mismatch": mismatch.table, "smollm2": smollm2.table}
+PARTS: dict[str, Callable[[], str]] = {
+    "budgets": budgets.table, "slow": slow.table, "mismatch": mismatch.table, "smollm2": smollm2.table, "head": head.table,
+    "correction": correction.table}
 OUT = Path("docs/performance")
 
 

@@ -10,6 +10,7 @@ from correction.diagnostics import (
     effective_sample_size,
     k3,
     kept_mass,
+    quadrant_shares,
     ratio_summary,
     ratio_summary_by_lag,
 )
@@ -64,6 +65,14 @@ def test_kept_mass() -> None:
 def test_clip_shares_by_quadrant() -> None:
     shares = clip_shares(RATIO.log(), weights(1, -1), MASK, clip_low=0.2, clip_high=0.28)
     assert shares == {"positive_low": 0.2, "positive_high": 0.2, "negative_low": 0.0, "negative_high": 0.2}
+
+
+def test_quadrant_shares_of_what_was_hit() -> None:
+    hit = torch.tensor([[True, True, True], [True, True, False]])
+    assert quadrant_shares(hit, RATIO.log(), weights(1, -1), MASK) == {
+        "positive_low": 0.2, "positive_high": 0.2, "negative_low": 0.0, "negative_high": 0.4}  # fmt: skip
+    assert set(quadrant_shares(hit, RATIO.log(), weights(0, 0), MASK).values()) == {0.0}
+    assert set(quadrant_shares(hit, RATIO.log(), weights(1, -1), torch.zeros_like(MASK)).values()) == {0.0}
 
 
 def test_ewma_anchor_is_the_normalised_sum_and_sits_in_mid_window() -> None:

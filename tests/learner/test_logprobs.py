@@ -68,7 +68,7 @@ def test_the_head_in_chunks_gives_the_same_values_and_gradients(policy: PolicyMo
         return values.detach(), policy.model.lm_head.weight.grad.clone()
 
     whole = run()
-    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", 2 * VOCAB)
+    monkeypatch.setattr(logprobs, "PLAIN_LOGITS", 2 * VOCAB)
     parts = run()
     assert torch.allclose(whole[0], parts[0], atol=1e-6)
     assert torch.allclose(whole[1], parts[1], atol=1e-6)

@@ -116,3 +116,20 @@ def test_a_run_that_is_not_done_has_no_model() -> None:
     out = io.StringIO()
     PlainScreen(Console(file=out, width=120), 240, Path("runs/demo")).finish({**SUMMARY, "status": "interrupted"})
     assert "not exported: the run is not done" in out.getvalue()
+
+
+def test_an_alarm_is_said_once_on_plain_lines_and_again_when_it_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    screen, out = plain(monkeypatch, now)
+    for update, alarms in enumerate([{}, {"ess": "below 0.3"}, {"ess": "below 0.3"}, {}, {"ess": "below 0.3"}]):
+        screen.show({**VALUES, "updates": update, "metrics": {**VALUES["metrics"], "alarms": alarms}})
+    said = [line for line in out.getvalue().splitlines() if "alarm" in line]
+    assert said == ["leeway: alarm ess at update 1: below 0.3", "leeway: alarm ess at update 4: below 0.3"]
+
+
+def test_a_terminal_shows_the_alarms_that_stand() -> None:
+    out = io.StringIO()
+    screen = LiveScreen(Console(file=out, force_terminal=True, width=120), 240, Path("runs/demo"))
+    screen.show({**VALUES, "metrics": {**VALUES["metrics"], "alarms": {"weight_mean": "the mean weight is 2.5"}}})
+    screen.close()
+    assert "ALARM weight_mean" in out.getvalue() and "the mean weight is 2.5" in out.getvalue()

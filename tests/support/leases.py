@@ -36,7 +36,9 @@ def tiny_config(folder: Path, **tables: dict[str, Any]) -> Config:
 
 def make_engine(config: Config) -> TrainEngine:
     set_determinism(config.run.seed, "cpu")
-    return TrainEngine(load_policy(config.model.path, config.model.dtype, config.model.attention), config, join(config))
+    model = config.model
+    policy = load_policy(model.path, model.dtype, model.attention, partitioned=config.learner.zero_stage == 3)
+    return TrainEngine(policy, config, join(config))
 
 
 def make_lease(config: Config, *, seed: int = 0, version_in: int = 0, versions: Sequence[int] = (0,), rewards: list[float] | None = None,

@@ -12,6 +12,7 @@ import torch
 from deepspeed.utils import safe_get_full_optimizer_state
 from transformers import AutoModelForCausalLM
 
+from learner import chunked_head, logprobs
 from learner.batch import LeaseRows
 from learner.deepspeed_engine import TrainEngine, digest_state
 from learner.publish import Publisher, read_version
@@ -22,12 +23,15 @@ CASES: dict[str, dict[str, Any]] = {
     "zero 0": {"zero_stage": 0}, "zero 2": {"zero_stage": 2}, "zero 3": {"zero_stage": 3},
     "micro-batches of 2": {"zero_stage": 0, "micro_batch_rows": 2}, "micro-batches of 2, zero 2": {"zero_stage": 2, "micro_batch_rows": 2},
     "micro-batches of 3, zero 3": {"zero_stage": 3, "micro_batch_rows": 3}, "wide": {"zero_stage": 0, "length_bucket": 32},
+    "chunked head, zero 0": {"zero_stage": 0}, "chunked head, zero 2": {"zero_stage": 2}, "chunked head, zero 3": {"zero_stage": 3},
 }
 
 
 def run_case(model: Path, out: Path, name: str, learner: dict[str, Any]) -> dict[str, Any]:
     config = tiny_config(model, learner={"micro_batch_rows": 16, "lr": 1e-3, **learner}, recipe={"engine": "tis", "clip_high": 0.3})
+    logprobs.CHUNKED_FROM = 1 if "chunked" in name else 4096
     engine = make_engine(config)
+    assert engine.policy.chunked == ("chunked" in name and engine.zero_stage < 3)
     lease = make_lease(config, rewards=[1.0, 0.0, 0.0, 1.0] * 3 + [0.0, 1.0, 0.0, 0.0])
     initial = digest_state(engine.full_state())
     first = update(engine, config, lease)
@@ -71,6 +75,7 @@ def swap(engine: TrainEngine, lease: LeaseRows, state: dict[str, torch.Tensor]) 
 
 def main() -> None:
     model, out = Path(sys.argv[1]), Path(sys.argv[2])
+    chunked_head.CHUNK_LOGITS, chunked_head.LEAST_ROWS = 0, 7
     facts = {name: run_case(model, out, name, learner) for name, learner in CASES.items()}
     if Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size(), "cpu").is_first:
         (out / "facts.json").write_text(json.dumps(facts))
