@@ -80,6 +80,7 @@ class Sampling(Table):
 
 class Replay(Table):
     endpoint: str = "tcp://127.0.0.1:5757"
+    """tcp://ADDRESS:PORT. An address beyond loopback needs `security.keys`."""
     max_staleness: Annotated[int, Field(ge=0)] = 2
     """Staleness budget in weight versions, measured at a group's oldest token. 0 is synchronous."""
     max_rollouts: Positive = 100_000

@@ -26,6 +26,8 @@ class Feed:
     def poll(self) -> dict[str, Any] | None:
         """The newest answer that has arrived since the last call, None when there is none. Asks again when it is time."""
         newest = None
+        if self._dealer.dropped():  # what was asked may not have been read
+            self.waiting = False
         while frames := self._dealer.receive():
             try:
                 seq, reply, _ = codec.decode(frames)

@@ -30,7 +30,8 @@ PLANTED = [
 HARMLESS = [
     "model.eval()", "config.eval.samples", "class C:\n    eval: int = 1", "# pickle\nx = 'import pickle; eval(1)'",
     "os.execv(a, b)",
-    "import torch\ntorch.load(x, weights_only=True)", "import numpy as np\nnp.load(x)", "import numpy as np\nnp.load(x, allow_pickle=False)",
+    "import torch\ntorch.load(x, weights_only=True)", "import numpy as np\nnp.load(x)",
+    "import numpy as np\nnp.load(x, allow_pickle=False)",
     "import yaml\nyaml.safe_load(x)", "json.loads(x)", "import re\nre.compile('x')", "from re import compile\ncompile('x')",
     "file.load(x)", "from safetensors.torch import load",
 ]

@@ -16,6 +16,7 @@ from wire.record import payload_size
 MAX_HEADER = 64 << 20
 MAX_BULK = 1 << 30
 MAX_DEPTH = 16
+MAX_INT = (1 << 63) - 1
 MAX_ITEMS = 1 << 20
 ITEM_SIZES = {"f4": 4, "u1": 1}
 
@@ -87,9 +88,10 @@ def bulk_size(message: AnyMessage) -> int | None:
 
 
 def _unpack(header: bytes) -> Any:
+    most = min(MAX_ITEMS, len(header))  # room is made for as many as are announced, and each takes a byte at least
     try:
         tree = msgpack.unpackb(header, raw=False, use_list=True, strict_map_key=True, ext_hook=_no_extensions, max_ext_len=0,
-                               max_str_len=MAX_HEADER, max_bin_len=MAX_HEADER, max_array_len=MAX_ITEMS, max_map_len=MAX_ITEMS)
+                               max_str_len=MAX_HEADER, max_bin_len=MAX_HEADER, max_array_len=most, max_map_len=most)
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.exceptions.UnpackException) as error:
         raise ProtocolError(f"header is not msgpack: {error or type(error).__name__}") from None
     level = [tree]
@@ -97,6 +99,8 @@ def _unpack(header: bytes) -> Any:
         level = [child for node in level if type(node) in (list, dict) for child in (node if type(node) is list else node.values())]
         if not level:
             return tree
+        if any(type(node) is int and node > MAX_INT for node in level):
+            raise ProtocolError(f"a number above {MAX_INT}")  # the store cannot hold it
     raise ProtocolError(f"header is nested deeper than {MAX_DEPTH}")
 
 
