@@ -25,9 +25,10 @@ STUCK_S = 60.0
 class Chaos:
     """`plan`: per role, the points (and at which passage) that its next lives die at, one each. `kills`: deaths by SIGKILL so far."""
 
-    def __init__(self, config: Config, folder: Path, plan: Plan | None = None) -> None:
+    def __init__(self, config: Config, folder: Path, plan: Plan | None = None, roles: tuple[str, ...] = ROLES) -> None:
+        self.roles = roles
         self.config, self.run_dir = config, folder / "runs" / "test"
-        self.plan = {role: list((plan or {}).get(role, [])) for role in ROLES}
+        self.plan = {role: list((plan or {}).get(role, [])) for role in roles}
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["tests.support.crash_main"])
         self.body = msgspec.json.encode(config.model_dump(mode="json"))
@@ -51,7 +52,7 @@ class Chaos:
                 self.start(role)
 
     def open(self) -> None:
-        for role in ROLES:
+        for role in self.roles:
             self.start(role)
             while role == "replay" and not (self.run_dir / "replay.sqlite").exists():
                 time.sleep(0.02)
@@ -75,7 +76,7 @@ class Chaos:
         self.open()
         while self.kills < count:
             time.sleep(source.uniform(0, longest_s))
-            self.children[source.choice(ROLES)].kill()
+            self.children[source.choice(self.roles)].kill()
             time.sleep(0.005)
             self.look()
             assert not self.odd, self.odd

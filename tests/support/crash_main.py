@@ -4,6 +4,7 @@ at a named point. Started by `tests/support/chaos.py` through a fork server, so 
 import asyncio
 import itertools
 import os
+import resource
 import secrets
 import shutil
 import signal
@@ -58,6 +59,8 @@ Crash = Callable[[str], None]
 REPLAY_POINTS = ("before_commit", "after_commit", "after_replies", *(f"{side}:{kind}" for kind in (
     "hello", "grant", "put", "groups", "anchors", "lease", "commit", "applied", "eval_done") for side in ("before", "after")))
 ACTOR_POINTS = ("before_write", "after_write", "after_ack", "after_remove")
+FILE_SIZE = "file_size"
+"""Not a point: no file may grow beyond so many bytes, as on a full disk."""
 LEARNER_POINTS = ("scored", "leased", "weight_files", "before_commit", "after_commit")
 
 
@@ -232,6 +235,8 @@ class Learner(RunBuilder):
 def start(role: str, config: bytes, run_dir: Path, point: str | None, count: int) -> None:
     """The entry of a child: `role` is replay, learner, or an actor's name."""
     os.environ["OMP_NUM_THREADS"] = "1"
+    if point == FILE_SIZE:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (count, count))
     tree, crash = Config.model_validate(msgspec.json.decode(config)), crash_at(point, count)
     if role == "replay":
         replay(tree, run_dir, crash)
