@@ -138,11 +138,6 @@ def test_many_findings_of_a_kind_are_cut_short(run: Path, damage: Callable[..., 
     assert capsys.readouterr().out.splitlines()[-2] == "FINDING    [reward] and 3 more of this kind; --json lists them all"
 
 
-def test_update_is_refused_in_one_line(pristine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert audit_command.main([str(pristine), "--update", "3"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_token_table(pristine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     db = sqlite3.connect(pristine / "replay.sqlite")
     rollout = db.execute("SELECT rollout_id FROM rollouts WHERE update_id = 5 AND state = 'trained' ORDER BY 1").fetchone()[0]
