@@ -14,7 +14,7 @@ def batch() -> Batch:
     return Batch()
 
 
-@pytest.mark.parametrize(("name", "choice"), cases(), ids=[name for name, _ in cases()])
+@pytest.mark.parametrize(("name", "choice"), list(cases()), ids=[name for name, _ in cases()])
 def test_at_most_twelve_tensors_at_the_peak(batch: Batch, name: str, choice: CorrectionChoice) -> None:
     batch.cur.grad = None
     assert 4 * TENSOR < peak_bytes(lambda: run(batch, choice)) <= 12 * TENSOR

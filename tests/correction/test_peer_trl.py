@@ -1,0 +1,129 @@
+"""TRL's GRPO loss and ours on the same log-probs: value and gradient. Where TRL differs, the difference is what is tested.
+
+TRL's `_compute_loss` runs as it is, on a stand-in for the trainer that answers with given log-probs.
+"""
+
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import learner  # noqa: F401  (lets transformers import beside a CPU torch; so TRL comes later)
+from correction.mismatch import tis
+from correction.ratios import total_log_ratio
+from correction.reference import reference_kl
+from correction.staleness import opsm
+from learner.advantage import group_advantages
+from learner.objective import aggregate, token_losses
+
+pytest.importorskip("trl", reason="trl is not installed")
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import nanstd
+
+pytestmark = pytest.mark.peer
+
+ROWS, TOKENS = 6, 9
+LENGTHS = torch.tensor([9, 1, 4, 7, 9, 2])
+MASK = torch.arange(TOKENS) < LENGTHS[:, None]
+CLIP = {"clip_low": 0.2, "clip_high": 0.28}
+
+
+def columns() -> tuple[Tensor, ...]:
+    """mu, old, ref, cur, advantage; the last column differentiable, ratios far on both sides of every clip."""
+    generator = torch.Generator().manual_seed(3)
+    mu = -4 * torch.rand(ROWS, TOKENS, generator=generator, dtype=torch.float64)
+    old, ref, cur = (mu + 0.4 * torch.randn(ROWS, TOKENS, generator=generator, dtype=torch.float64) for _ in range(3))
+    advantage = torch.tensor([1.0, -1.0, 0.5, -0.7, 0.0, 2.0], dtype=torch.float64)
+    return mu, old, ref, cur.requires_grad_(), advantage
+
+
+def trl_loss(loss_type: str, *, level: str = "token", high: float = 0.28, delta: float | None = None, beta: float = 0.0,
+             engine_weight: Tensor | None = None, opsm_threshold: float | None = None) -> tuple[Tensor, Tensor]:
+    """Value, and gradient with respect to cur."""
+    mu, old, ref, cur, advantage = columns()
+    trainer = SimpleNamespace(
+        _get_per_token_logps_and_entropies=lambda *args, **kwargs: (cur, torch.zeros(ROWS, TOKENS), None),
+        get_off_policy_mask=GRPOTrainer.get_off_policy_mask, aux_loss_enabled=False, top_entropy_quantile=1.0, loss_type=loss_type,
+        importance_sampling_level=level, epsilon_low=0.2, epsilon_high=high, beta=beta, off_policy_mask_threshold=opsm_threshold,
+        use_vllm=engine_weight is not None, vllm_importance_sampling_correction=True, max_completion_length=TOKENS + 3,
+        current_gradient_accumulation_steps=1, _entropy_bonus_enabled=False, model=SimpleNamespace(training=True),
+        _metrics=defaultdict(lambda: defaultdict(list)),
+        args=SimpleNamespace(delta=delta, use_bias_correction_kl=False, steps_per_generation=1),
+        accelerator=SimpleNamespace(num_processes=1, reduce=lambda value, reduction: value, gather=lambda value: value))
+    ids = torch.zeros(ROWS, TOKENS, dtype=torch.int64)
+    inputs: dict[str, Any] = {
+        "prompt_ids": ids[:, :1], "prompt_mask": ids[:, :1] + 1, "completion_ids": ids, "completion_mask": MASK.double(),
+        "advantages": advantage, "old_per_token_logps": old, "ref_per_token_logps": ref, "sampling_per_token_logps": mu,
+        "importance_sampling_ratio": engine_weight, "num_items_in_batch": MASK.sum()}
+    loss = GRPOTrainer._compute_loss(trainer, None, inputs)
+    loss.backward()
+    assert cur.grad is not None
+    return loss.detach(), cur.grad
+
+
+def our_loss(objective: str, mode: str, *, weight: Tensor | float = 1.0, keep: Tensor = MASK, kl: float = 0.0,
+             **hyper: Any) -> tuple[Tensor, Tensor]:
+    _, old, ref, cur, advantage = columns()
+    losses = token_losses(cur, old, advantage, MASK, objective=objective, **hyper) * weight
+    constant = TOKENS + 3 if mode == "constant" else None
+    loss = aggregate(losses, keep, mode=mode, constant=constant, count_mask_RT=MASK)
+    if kl:
+        loss = loss + kl * aggregate(reference_kl(cur, ref, MASK, estimator="k3"), MASK, mode=mode, constant=constant)
+    loss.backward()
+    assert cur.grad is not None
+    return loss.detach(), cur.grad
+
+
+def assert_same(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> None:
+    assert float(theirs[0].abs()) > 1e-3
+    for one, other in zip(ours, theirs, strict=True):
+        assert float((one - other).abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize(("loss_type", "mode"), [
+    ("grpo", "sequence_mean"), ("bnpo", "token_mean"), ("dapo", "token_mean"), ("dr_grpo", "constant")])
+def test_ppo_clip_under_every_aggregation(loss_type: str, mode: str) -> None:
+    assert_same(our_loss("ppo", mode, **CLIP), trl_loss(loss_type))
+
+
+def test_their_delta_is_our_dual_clip() -> None:
+    assert_same(our_loss("ppo", "token_mean", **CLIP, dual=1.5), trl_loss("dapo", delta=1.5))
+
+
+def test_their_cispo_epsilon_high_is_our_absolute_cap() -> None:
+    assert_same(our_loss("cispo", "token_mean", cap=1.3), trl_loss("cispo", high=1.3))
+
+
+def test_gspo_and_luspo() -> None:
+    assert_same(our_loss("gspo", "sequence_mean", **CLIP), trl_loss("grpo", level="sequence"))
+    assert_same(our_loss("luspo", "sequence_mean", **CLIP), trl_loss("luspo", level="sequence"))
+
+
+def test_k3_to_the_reference() -> None:
+    assert_same(our_loss("ppo", "sequence_mean", **CLIP, kl=0.04), trl_loss("grpo", beta=0.04))
+
+
+def test_an_engine_weight_multiplies_the_loss() -> None:
+    mu, old, _, _, _ = columns()
+    factor = tis(old - mu, MASK, cap=1.2)
+    ours = our_loss("ppo", "token_mean", **CLIP, weight=factor.weight_RT, keep=factor.keep_RT)
+    assert_same(ours, trl_loss("dapo", engine_weight=factor.weight_RT))
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.1, 10.0])
+def test_off_policy_sequence_masking(threshold: float) -> None:
+    mu, _, _, cur, advantage = columns()
+    factor = opsm(total_log_ratio(cur, mu), advantage, MASK, threshold=threshold)
+    theirs = GRPOTrainer.get_off_policy_mask(advantage[:, None], cur, mu, MASK.double(), threshold)
+    assert factor.keep_RT.tolist() == ((theirs > 0) & MASK).tolist()
+    assert_same(our_loss("ppo", "sequence_mean", **CLIP, keep=factor.keep_RT), trl_loss("grpo", opsm_threshold=threshold))
+
+
+def test_their_group_deviation_is_the_samples_ours_the_populations() -> None:
+    rewards, group = torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.int64)
+    theirs = (rewards - rewards.mean()) / (nanstd(rewards) + 1e-4)
+    assert group_advantages(rewards, group, estimator="grpo")[0] == pytest.approx(1.7320, abs=1e-4)
+    assert float(theirs[0]) == pytest.approx(1.4997, abs=1e-4)
