@@ -47,14 +47,17 @@ class Fetcher:
     async def fetch(self, notice: VersionNotice, into: Path, limit: int) -> None:
         """Both files of the version, in `into/<version>`; what `into` holds of other versions is removed. `limit`: bytes of the larger one.
         Raises WeightsError; RefusedError from replay."""
-        folder = _folder_for(notice.version, into)
         try:
+            folder = _folder_for(notice.version, into)
             await self._file(notice.version, MANIFEST, folder, MAX_MANIFEST)
-            read_manifest(folder, notice)  # a wrong one is not worth the rest
-        except WeightsError:
-            shutil.rmtree(folder)
-            raise
-        await self._file(notice.version, FILE, folder, limit)
+            try:
+                read_manifest(folder, notice)  # a wrong one is not worth the rest
+            except WeightsError:
+                shutil.rmtree(folder)
+                raise
+            await self._file(notice.version, FILE, folder, limit)
+        except OSError as error:
+            raise WeightsError(f"version {notice.version}: what was fetched cannot be kept: {error.strerror}") from None
 
     async def _file(self, version: int, name: str, folder: Path, limit: int) -> None:
         part = folder / f"{name}.part"
@@ -64,18 +67,17 @@ class Fetcher:
             if start := out.tell():
                 log.info("version %d: %s goes on at byte %d", version, name, start)
             size, data = await self._checked(version, name, start)
-            if size > limit:
-                raise WeightsError(f"version {version}: {name} has {size} bytes, more than the model's {limit}")
+            if not start <= size <= limit:
+                part.unlink()
+                raise WeightsError(f"version {version}: {name} has {size} bytes; {start} to {limit} were expected")
             out.write(data)
             while out.tell() < size:
                 offsets = range(out.tell(), size, self._chunk)[:AHEAD]
                 for again, data in await asyncio.gather(*(self._checked(version, name, offset) for offset in offsets)):
                     if again != size:
+                        part.unlink()
                         raise WeightsError(f"version {version}: {name} changed while it was fetched")
                     out.write(data)
-        if start > size:
-            part.unlink()
-            raise WeightsError(f"version {version}: {name} has become shorter")
         part.rename(folder / name)
 
     async def _checked(self, version: int, name: str, offset: int) -> tuple[int, bytes]:

@@ -1,6 +1,7 @@
 """Version files by way of replay: real sockets, real chunks, dropped and damaged ones; and a whole actor that sees no run directory."""
 
 import asyncio
+import errno
 import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -214,8 +215,40 @@ async def test_a_file_that_would_fill_the_memory_is_not_fetched(far: Far, weight
         return (msgspec.structs.replace(reply, size=huge), data) if far.client.fetches[-1].file == FILE else (reply, data)
 
     far.client.spoil = lie
-    with pytest.raises(WeightsError, match=f"{FILE} has {huge} bytes, more than the model's"):
+    with pytest.raises(WeightsError, match=f"{FILE} has {huge} bytes; 0 to [0-9]+ were expected"):
         await weights.bring(far.notice(0))
+    assert far.left() == [f"fetched/0/{MANIFEST}"]
+
+
+@pytest.mark.parametrize("change", [-CHUNK, 1])
+async def test_a_file_that_changes_on_the_way_is_fetched_anew(far: Far, weights: PrivateWeights, change: int) -> None:
+    true = (far.daemon.run_dir / far.notice(0).path / FILE).stat().st_size
+    lies = [True]
+
+    def lie(number: int, reply: Reply, data: bytes) -> tuple[Reply, bytes]:
+        if lies and far.client.fetches[-1].file == FILE and far.client.fetches[-1].offset == 3 * CHUNK:
+            lies.pop()
+            return msgspec.structs.replace(reply, size=true + change), data
+        return reply, data
+
+    far.client.spoil = lie
+    with pytest.raises(WeightsError, match="changed while it was fetched"):
+        await weights.bring(far.notice(0))
+    assert far.left() == [f"fetched/0/{MANIFEST}"]
+    await weights.bring(far.notice(0))
+    weights.take(far.notice(0))
+
+
+async def test_a_full_disk_is_a_version_refused(far: Far, weights: PrivateWeights, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, mode: str = "r") -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", full)
+        with pytest.raises(WeightsError, match="what was fetched cannot be kept: No space left on device"):
+            await weights.bring(far.notice(0))
+    await weights.bring(far.notice(0))
+    weights.take(far.notice(0))
 
 
 async def test_only_files_of_known_versions_can_be_asked_for(far: Far, weights: PrivateWeights) -> None:
