@@ -21,8 +21,8 @@ def table() -> str:
     }
     base = runs[0].updates_per_s
     return (
-        "With a verdict that takes 0.2 to 3 s per group (log-normal, seeded), and as many verifier slots (32) as groups in a batch, so that "
-        "the synchronous run judges all of them at once:\n\n"
+        "With a verdict that takes 0.2 to 3 s per group (log-normal, seeded), and as many verifier slots (32) as groups in a batch, so "
+        "that the synchronous run judges all of them at once:\n\n"
     ) + markdown(
         ["max_staleness", "updates/s", "x budget 0", "mean staleness"],
         [
