@@ -21,7 +21,8 @@ BURST = 64
 GONE_S = 15.0
 """An actor that has been silent this long at the end of the run is not waited for."""
 FAREWELL_S = 2.0
-"""An actor that was told that the run is over may still have a call under way, and waits for its answer."""
+"""A process that was told that the run is over may still have a call under way, and waits for its answer: what it has not read goes with
+the connection."""
 LATE_LEARNER_S = 120.0
 """How long the replay of a run that had already finished waits for a learner that may have been started with it."""
 
@@ -145,11 +146,13 @@ class Daemon:
 
     # ------------------------------------------------------------ the end
     def may_end(self) -> bool:
-        """The learner has finished, no evaluation is open, and every actor that is still there was told."""
+        """The learner has finished and had time to hear so, no evaluation is open, and every actor that is still there was told."""
         core = self.core
         if not (core.finished and core.over) or core.store.pending or self.replies:
             return False
         if core.now - self._started < LATE_LEARNER_S and not any(session.last_seen for session in core.sessions.of("learner")):
+            return False
+        if any(core.now - session.last_seen <= FAREWELL_S for session in core.sessions.of("learner")):
             return False
         return all(core.now - session.last_seen > (FAREWELL_S if session.told_done else GONE_S) for session in core.sessions.of("actor"))
 

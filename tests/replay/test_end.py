@@ -35,7 +35,7 @@ def test_it_ends_when_the_learner_has_finished_and_every_actor_was_told(tmp_path
 
 
 def test_a_finished_run_that_is_resumed_ends_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon_module, "GONE_S", 0.0)
+    monkeypatch.setattr(daemon_module, "GONE_S", 0.0)  # the learner alone is waited for
     config = make_config(tmp_path, learner={"updates": 1})
 
     def finish(daemon: DaemonThread) -> None:
