@@ -25,7 +25,8 @@ class Trained:
         update = next(run.read(UpdateRow, "update_id = ?", update_id))
         record = msgspec.json.decode(update.record, type=UpdateRecord)
         self._columns = {column.name: np.frombuffer(column.data, TYPES[column.dtype])
-                         for column in run.read(ColumnRow, "update_id = ?", update_id) if column.data is not None and column.name in COLUMNS}
+                         for column in run.read(ColumnRow, "update_id = ?", update_id)
+                         if column.data is not None and column.name in COLUMNS}
         ends = np.cumsum(record.response_lens)
         self._place = {rollout: (int(end) - count, int(end))
                        for rollout, count, end in zip(record.rollout_ids, record.response_lens, ends, strict=True)}

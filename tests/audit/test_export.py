@@ -99,7 +99,8 @@ def test_duplicates_and_cut_responses_are_left_out_and_said(tmp_path: Path, caps
     with sqlite3.connect(run / "replay.sqlite") as db:
         first, second, third, fourth = [r for r, in db.execute("SELECT rollout_id FROM rollouts ORDER BY 1")]
         db.execute("UPDATE rollouts SET head = json_set(head, '$.verdict.reward', 1.0), reward = 1.0")
-        db.execute("UPDATE rollouts SET payload = (SELECT payload FROM rollouts WHERE rollout_id = ?) WHERE rollout_id = ?", (first, second))
+        same = "UPDATE rollouts SET payload = (SELECT payload FROM rollouts WHERE rollout_id = ?) WHERE rollout_id = ?"
+        db.execute(same, (first, second))
         db.execute("UPDATE rollouts SET head = json_set(head, '$.finish_reason', 'length') WHERE rollout_id = ?", (third,))
         db.execute("UPDATE rollouts SET payload = NULL WHERE rollout_id = ?", (fourth,))
     db.close()

@@ -17,8 +17,8 @@ from replay.ledger import FIRST, row_hash
 from replay.store import Storage
 from tests.replay.conftest import Stage
 from tests.replay.test_store import facts
-from tests.support.torture import scaled
 from tests.support.replay import FakeClock, LightActor, LightLearner, make_config, make_core, notice, rollout
+from tests.support.torture import scaled
 from wire.errors import TryAgainError
 from wire.messages import Checkpointed, Commit, Fork, GiveBack, Leased, SampleFailure
 from wire.record import Failed, WorkOrder, pack_payload

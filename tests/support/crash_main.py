@@ -41,9 +41,9 @@ from wire.messages import (
     Initial,
     Lease,
     Leased,
+    Pull,
     Put,
     PutAnchors,
-    Pull,
     Reply,
     Request,
     Rows,
@@ -127,7 +127,8 @@ async def actor(config: Config, run_dir: Path, name: str, crash: Crash) -> None:
     client = Journal(AsyncClient(config.replay.endpoint), run_dir.parent / f"{name}.journal")
     welcome, _ = await client.call(Hello("actor", name, PROTOCOL, config.shared()))
     assert isinstance(welcome, Welcome)
-    box = Outbox(client, welcome.epoch, 20, await open_file(outbox_folder(None, Path(welcome.run_dir)), name, welcome.run_id), 1 << 20, crash)
+    file = await open_file(outbox_folder(None, Path(welcome.run_dir)), name, welcome.run_id)
+    box = Outbox(client, welcome.epoch, 20, file, 1 << 20, crash)
     holding = box.on_disk
     await client.call(Engine(welcome.epoch, "f0", PRINT))
 
