@@ -38,7 +38,8 @@ SELECT_ANCHORS = ("SELECT s.rollout_id, s.span, s.version, s.source, s.weights_d
                   "WHERE g.state = 'leased' AND g.purpose = 'train' "
                   "AND r.state = 'leased' AND r.reward IS NOT NULL AND s.source IS NOT NULL ORDER BY g.grant_seq, r.sample, s.span")
 SELECT_LEASED = ("SELECT r.rollout_id, r.head, r.payload, r.payload_digest FROM rollouts r JOIN groups g USING (group_id) "
-                 "WHERE g.state = 'leased' AND g.purpose = 'train' AND r.state = 'leased' AND r.reward IS NOT NULL ORDER BY g.grant_seq, r.sample")
+                 "WHERE g.state = 'leased' AND g.purpose = 'train' AND r.state = 'leased' AND r.reward IS NOT NULL "
+                 "ORDER BY g.grant_seq, r.sample")
 SET_ANCHOR = ('UPDATE spans SET source = ?, weights_digest = ?, trainer = ?, rows = ?, width = ?, row = ?, old = ?, old_digest = ? '
               'WHERE rollout_id = ? AND span = ? AND version = ? AND source IS NULL AND (? = 0 OR "end" - start = ?)')
 _head = msgspec.json.Decoder(RolloutHead)
