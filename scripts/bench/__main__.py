@@ -1,4 +1,4 @@
-"""`python -m scripts.bench [PART...]`: budgets, slow, mismatch, smollm2. Without a part: all.
+"""`python -m scripts.bench [PART...]`: budgets, slow, mismatch, smollm2, ingest. Without a part: all.
 Writes docs/performance/<part>.md and prints it."""
 
 import sys
@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts.bench import budgets, mismatch, slow, smollm2
+from scripts.bench import budgets, ingest, mismatch, slow, smollm2
 from scripts.bench.machine import describe_machine
 
-PARTS: dict[str, Callable[[], str]] = {"budgets": budgets.table, "slow": slow.table, "mismatch": mismatch.table, "smollm2": smollm2.table}
+PARTS: dict[str, Callable[[], str]] = {"budgets": budgets.table, "slow": slow.table, "mismatch": mismatch.table, "smollm2": smollm2.table,
+                                     "ingest": ingest.table}
 OUT = Path("docs/performance")
 
 
