@@ -141,7 +141,7 @@ async def actor(config: Config, run_dir: Path, name: str, crash: Crash) -> None:
         tasks.create_task(send())
         confirmed = -1
         while True:
-            want = 0 if box.full or confirmed < 0 else 3
+            want = 0 if box.full else 3
             work, _ = await client.call(Pull(welcome.epoch, confirmed, want, 0.2, list(holding)))
             assert isinstance(work, Work)
             if work.notice is not None:
