@@ -45,7 +45,7 @@ CREATE TABLE rollouts (
 );
 CREATE INDEX rollouts_by_group ON rollouts (group_id);
 CREATE INDEX rollouts_by_state ON rollouts (state, reason);
-CREATE INDEX rollouts_by_update ON rollouts (update_id);
+CREATE INDEX rollouts_by_update ON rollouts (update_id) WHERE update_id IS NOT NULL;
 
 -- Samples that came to nothing (no token was made), or were quarantined
 CREATE TABLE failures (group_id TEXT NOT NULL, sample INTEGER NOT NULL, reason TEXT NOT NULL, PRIMARY KEY (group_id, sample));

@@ -1,5 +1,6 @@
 """A store with many short trained rollouts in it, written past the daemon: only its size matters."""
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -34,6 +35,7 @@ def fill(config: Config, run_dir: Path, rows: int) -> None:
     core.store.count("produced", rows)
     core.store.commit()
     core.store.close()
+    os.sync()  # a flush of what is measured must not wait for this
 
 
 def _write(core: Core, numbers: range, payloads: list[tuple[bytes, str]]) -> None:
