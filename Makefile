@@ -30,7 +30,7 @@ bench: setup
 
 # The property and fault tests, with many more random histories each
 torture: setup
-	@$(RUN)/python -m pytest tests/wire tests/replay tests/correction --hypothesis-profile=torture --timeout=3600
+	@LEEWAY_TORTURE=1 $(RUN)/python -m pytest tests/wire tests/replay tests/correction --hypothesis-profile=torture --timeout=7200
 
 # Runs stay: they are yours
 clean:

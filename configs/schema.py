@@ -118,8 +118,8 @@ class Actor(Table):
     requests_in_flight: Positive = 2
     """Requests that the engine works on at once; orders of one more are held ready."""
     outbox: str | None = None
-    """Folder of the outbox: finished groups until replay has acknowledged them. Default: <run>/outbox; where the run's folder is not on this
-    machine, outbox/<run>. On a local disk."""
+    """Folder of the outbox: finished groups until replay has acknowledged them. Default: <run>/outbox; where the run's folder is not on
+    this machine, outbox/<run>. On a local disk."""
     outbox_mb: Positive = 256
     """Payload in the outbox at which the engine is held back."""
     verifier_slots: Positive = 1

@@ -82,7 +82,8 @@ class Command(NamedTuple):
 START = "CONFIG... [--name NAME] [--set KEY=VALUE]... [--resume] [--dry-run]"
 COMMANDS = {
     "run": Command(_run, START, "start a whole run on this machine: replay, actors, learner; supervise it"),
-    "replay": Command(_daemon("replay"), f"{START} | --verify RUN", "the replay daemon: owns the run's store, hands out work, keeps the books"),
+    "replay": Command(_daemon("replay"), f"{START} | --verify RUN",
+                      "the replay daemon: owns the run's store, hands out work, keeps the books"),
     "actor": Command(_daemon("actor"), START, "one actor with its SGLang server: generates and verifies"),
     "learner": Command(_daemon("learner"), START, "the learner: scores, corrects, updates, publishes weights"),
     "stats": Command(_stats, "RUN [--json]", "where a run stands, and whether its books balance"),

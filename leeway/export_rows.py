@@ -2,6 +2,7 @@
 rollouts come update by update, so that only one update's columns are in memory."""
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -15,7 +16,9 @@ from wire.record import F32, Failed, RolloutHead, WorkOrder, unpack_payload
 COLUMNS = ("prox", "cur", "weight", "keep")
 TYPES: dict[str, np.dtype[Any]] = {"f4": F32, "u1": np.dtype("u1")}
 SELECT = """SELECT r.rollout_id, r.group_id, r.sample, r.state, r.reason, r.update_id, r.actor, r.head, r.payload, g.prompt_id, g.work_order
-    FROM rollouts r JOIN groups g USING (group_id) ORDER BY r.update_id, r.rowid"""
+    FROM rollouts r JOIN groups g USING (group_id) WHERE r.update_id IS """
+ORDERS = ("NULL ORDER BY r.rowid", "NOT NULL ORDER BY r.update_id, r.rowid")
+"""Both in the order of an index, so that SQLite need not sort."""
 
 
 class Trained:
@@ -25,7 +28,8 @@ class Trained:
         update = next(run.read(UpdateRow, "update_id = ?", update_id))
         record = msgspec.json.decode(update.record, type=UpdateRecord)
         self._columns = {column.name: np.frombuffer(column.data, TYPES[column.dtype])
-                         for column in run.read(ColumnRow, "update_id = ?", update_id) if column.data is not None and column.name in COLUMNS}
+                         for column in run.read(ColumnRow, "update_id = ?", update_id)
+                         if column.data is not None and column.name in COLUMNS}
         ends = np.cumsum(record.response_lens)
         self._place = {rollout: (int(end) - count, int(end))
                        for rollout, count, end in zip(record.rollout_ids, record.response_lens, ends, strict=True)}
@@ -40,7 +44,8 @@ class Trained:
 def rows(run: RunReader) -> Iterator[dict[str, Any]]:
     """One dict per stored training rollout. What retention removed, or was never made, is None; arrays are over response tokens."""
     trained: tuple[int, Trained] | None = None
-    for rollout_id, group_id, sample, state, reason, update_id, actor, head_text, data, prompt_id, order_text in run.db.execute(SELECT):
+    found = chain.from_iterable(run.db.execute(SELECT + order) for order in ORDERS)
+    for rollout_id, group_id, sample, state, reason, update_id, actor, head_text, data, prompt_id, order_text in found:
         head, order = msgspec.json.decode(head_text, type=RolloutHead), msgspec.json.decode(order_text, type=WorkOrder)
         payload = None if data is None else unpack_payload(head, data)
         if update_id is not None and (trained is None or trained[0] != update_id):

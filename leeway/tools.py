@@ -1,11 +1,14 @@
 """What the read-only tools share: the RUN argument, and errors as one line."""
 
+import sqlite3
 import sys
 from collections.abc import Callable
 
 from leeway.arguments import Parser
 from replay.reader import find_run
 from wire.errors import LeewayError
+
+FAILURE = 1
 
 
 def tool_parser(prog: str, description: str | None) -> Parser:
@@ -21,3 +24,7 @@ def one_line(body: Callable[[], int]) -> int:
     except LeewayError as error:
         print(f"leeway: error: {error}", file=sys.stderr)
         return error.exit_code
+    except sqlite3.DatabaseError as error:
+        print(f"leeway: error: the run's store cannot be read: {error}: see what is damaged, with `leeway replay --verify RUN`",
+              file=sys.stderr)
+        return FAILURE

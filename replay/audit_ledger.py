@@ -27,10 +27,10 @@ BEFORE: dict[str, set[str | None]] = {
 
 @dataclass
 class Story:
-    """`groups`: the state of each training group, with its reason. `payloads`, `heads`: digests by rollout. `produced`: rollouts stored, as its
-    last row says. `anchors`: digest of old
-    (None: missing) by (rollout, span). `commits`: bodies by update. `notices`: by version. `budgets`: (first update, max_staleness).
-    `line`: the newest retention's (version, update). `config`: digest of the one last used. `hashes`: of all rows; `head`: of the last."""
+    """`groups`: the state of each training group, with its reason. `payloads`, `heads`: digests by rollout. `produced`: rollouts stored, as
+    its last row says. `anchors`: digest of old (None: missing) by (rollout, span). `commits`: bodies by update. `notices`: by version.
+    `budgets`: (first update, max_staleness). `line`: the newest retention's (version, update). `config`: digest of the one last used.
+    `hashes`: of all rows; `head`: of the last."""
 
     groups: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     payloads: dict[str, str] = field(default_factory=dict)

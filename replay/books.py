@@ -18,8 +18,8 @@ PRODUCED = "produced"
 
 
 def books(db: Readable, produced: float | None = None) -> dict[str, Any]:
-    """The `rollouts` of summary.json: {produced, trained, dropped: {reason: n}, expired, lost, buffered, leased}. `produced`: the counter as
-    the open transaction has it; default: as it was committed."""
+    """The `rollouts` of summary.json: {produced, trained, dropped: {reason: n}, expired, lost, buffered, leased}. `produced`: the counter
+    as the open transaction has it; default: as it was committed."""
     counts = dict.fromkeys(STATES, 0)
     dropped: dict[str, int] = {}
     for state, reason, count in db.execute("SELECT state, reason, count(*) FROM rollouts GROUP BY state, reason"):

@@ -39,8 +39,9 @@ SELECT_ANCHORS = ("SELECT s.rollout_id, s.span, s.version, s.source, s.weights_d
                   "FROM spans s JOIN rollouts r USING (rollout_id) JOIN groups g USING (group_id) "
                   "WHERE g.state = 'leased' AND g.purpose = 'train' "
                   "AND r.state = 'leased' AND r.reward IS NOT NULL AND s.source IS NOT NULL ORDER BY g.grant_seq, r.sample, s.span")
-SELECT_LEASED = ("SELECT r.rollout_id, r.head, r.payload, r.payload_digest FROM rollouts r JOIN groups g USING (group_id) WHERE g.state = 'leased' AND g.purpose = 'train' "
-                 "AND r.state = 'leased' AND r.reward IS NOT NULL ORDER BY g.grant_seq, r.sample")
+SELECT_LEASED = ("SELECT r.rollout_id, r.head, r.payload, r.payload_digest FROM rollouts r JOIN groups g USING (group_id) "
+                 "WHERE g.state = 'leased' AND g.purpose = 'train' AND r.state = 'leased' AND r.reward IS NOT NULL "
+                 "ORDER BY g.grant_seq, r.sample")
 SET_ANCHOR = ('UPDATE spans SET source = ?, weights_digest = ?, trainer = ?, rows = ?, width = ?, row = ?, old = ?, old_digest = ? '
               'WHERE rollout_id = ? AND span = ? AND version = ? AND source IS NULL AND (? = 0 OR "end" - start = ?)')
 _head = msgspec.json.Decoder(RolloutHead)
@@ -144,7 +145,8 @@ def _forget_evaluations(core: Core, checkpoint: int) -> None:
 # ---------------------------------------------------------------- anchors
 def unscored(core: Core, session: Session, request: Unscored) -> tuple[Reply, bytes]:
     rows = _sound(core.store.rows(
-        "SELECT rollout_id, head, payload, payload_digest FROM rollouts WHERE rollout_id IN (SELECT rollout_id FROM spans WHERE version = ? AND source IS NULL) "
+        "SELECT rollout_id, head, payload, payload_digest FROM rollouts "
+        "WHERE rollout_id IN (SELECT rollout_id FROM spans WHERE version = ? AND source IS NULL) "
         "AND state IN ('buffered', 'leased') AND reward IS NOT NULL ORDER BY rowid LIMIT ?", request.version, max(0, request.limit)))
     return Rows([_head.decode(head) for head, _ in rows]), b"".join(payload for _, payload in rows)
 

@@ -22,6 +22,7 @@ CREATE TABLE groups (
     work_order  TEXT NOT NULL               -- the WorkOrder as JSON
 );
 CREATE INDEX groups_by_state ON groups (state, grant_seq);
+CREATE INDEX groups_by_eval ON groups (eval_id) WHERE eval_id IS NOT NULL;
 
 -- One row per stored training rollout. The books count these by state.
 CREATE TABLE rollouts (
@@ -44,7 +45,7 @@ CREATE TABLE rollouts (
 );
 CREATE INDEX rollouts_by_group ON rollouts (group_id);
 CREATE INDEX rollouts_by_state ON rollouts (state, reason);
-CREATE INDEX rollouts_by_update ON rollouts (update_id);
+CREATE INDEX rollouts_by_update ON rollouts (update_id) WHERE update_id IS NOT NULL;
 
 -- Samples that came to nothing (no token was made), or were quarantined
 CREATE TABLE failures (group_id TEXT NOT NULL, sample INTEGER NOT NULL, reason TEXT NOT NULL, PRIMARY KEY (group_id, sample));
@@ -112,6 +113,7 @@ CREATE TABLE eval_rollouts (
     rollout_id TEXT PRIMARY KEY, eval_id INTEGER NOT NULL, group_id TEXT NOT NULL, purpose TEXT NOT NULL, version INTEGER NOT NULL,
     response_len INTEGER NOT NULL, reward REAL, failure TEXT, head TEXT NOT NULL, payload BLOB
 );
+CREATE INDEX eval_rollouts_by_eval ON eval_rollouts (eval_id);
 
 CREATE TABLE actors (
     name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, confirmed INTEGER NOT NULL, probe_mean REAL, probe_max REAL, fingerprint TEXT

@@ -31,8 +31,8 @@ def open_core(config: Config, run_dir: Path, prompts: tuple[PromptFile, PromptFi
     try:
         return _open(config, run_dir, prompts, changed, clock or Clock(), storage)
     except DAMAGED as error:
-        raise StoreError(f"{run_dir / 'replay.sqlite'} is damaged ({type(error).__name__}: {error}): see what is, with `leeway replay --verify "
-                         f"{run_dir}`, and bring back a copy of the file") from error
+        raise StoreError(f"{run_dir / 'replay.sqlite'} is damaged ({type(error).__name__}: {error}): see what is, with `leeway replay "
+                         f"--verify {run_dir}`, and bring back a copy of the file") from error
 
 
 def _open(config: Config, run_dir: Path, prompts: tuple[PromptFile, PromptFile | None], changed: Changed | None, clock: Clock,

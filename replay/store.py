@@ -13,7 +13,8 @@ from replay.ledger import FIRST, Ledger
 from wire.errors import StoreError
 
 SCHEMA_VERSION = 1
-PRAGMAS = ("auto_vacuum = INCREMENTAL", "journal_mode = WAL", "synchronous = FULL", "busy_timeout = 10000", "foreign_keys = ON")
+PRAGMAS = ("auto_vacuum = INCREMENTAL", "journal_mode = WAL", "synchronous = FULL", "busy_timeout = 10000", "foreign_keys = ON",
+           "wal_autocheckpoint = 4000")
 MAX_PENDING_BYTES = 1 << 20
 
 

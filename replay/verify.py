@@ -1,7 +1,7 @@
-"""`leeway replay --verify RUN`: may the store be trusted? SQLite's own check, every digest, the ledger's chain, the books. No daemon needed.
+"""`leeway replay --verify RUN`: may the store be trusted? SQLite's own check, every digest, the ledger's chain, the books.
 
-Exit 0 sound, 3 findings, each with the ids concerned. It is the audit without the half that needs a model, after SQLite's integrity check,
-and it names what cannot be read instead of failing on it.
+No daemon is needed. Exit 0 sound, 3 findings, each with the ids concerned. It is the audit without the half that needs a model, after
+SQLite's integrity check, and it names what cannot be read instead of failing on it.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""`python -m scripts.bench [PART...]`: budgets, slow, mismatch, smollm2, head, correction.
+"""`python -m scripts.bench [PART...]`: budgets, slow, mismatch, smollm2, head, correction, ingest.
 Without a part: all. Each part's table goes to its place in docs/performance.md, with the machine and the date, and to the screen."""
 
 import re
@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts.bench import budgets, correction, head, mismatch, slow, smollm2
+from scripts.bench import budgets, correction, head, ingest, mismatch, slow, smollm2
 from scripts.bench.machine import describe_machine
 
 PARTS: dict[str, Callable[[], str]] = {
     "budgets": budgets.table, "slow": slow.table, "mismatch": mismatch.table, "smollm2": smollm2.table, "head": head.table,
-    "correction": correction.table}
+    "correction": correction.table, "ingest": ingest.table}
 PAGE = Path("docs/performance.md")
 
 

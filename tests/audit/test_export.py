@@ -2,9 +2,11 @@
 
 import json
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +96,11 @@ def test_duplicates_and_cut_responses_are_left_out_and_said(tmp_path: Path, caps
     build = RunBuilder(tmp_path / "sft")
     build.update()
     run = build.finish("interrupted")
-    import sqlite3
-
     with sqlite3.connect(run / "replay.sqlite") as db:
         first, second, third, fourth = [r for r, in db.execute("SELECT rollout_id FROM rollouts ORDER BY 1")]
         db.execute("UPDATE rollouts SET head = json_set(head, '$.verdict.reward', 1.0), reward = 1.0")
-        db.execute("UPDATE rollouts SET payload = (SELECT payload FROM rollouts WHERE rollout_id = ?) WHERE rollout_id = ?", (first, second))
+        same = "UPDATE rollouts SET payload = (SELECT payload FROM rollouts WHERE rollout_id = ?) WHERE rollout_id = ?"
+        db.execute(same, (first, second))
         db.execute("UPDATE rollouts SET head = json_set(head, '$.finish_reason', 'length') WHERE rollout_id = ?", (third,))
         db.execute("UPDATE rollouts SET payload = NULL WHERE rollout_id = ?", (fourth,))
     db.close()
@@ -114,6 +115,20 @@ def test_duplicates_and_cut_responses_are_left_out_and_said(tmp_path: Path, caps
 def test_no_such_run_is_exit_2(tool: Callable[[list[str]], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tool([str(tmp_path / "nothing")]) == 2
     assert capsys.readouterr().err == f"leeway: error: no run at {tmp_path / 'nothing'}: there are no runs in {tmp_path}\n"
+
+
+def test_a_store_that_breaks_in_the_middle_is_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = run / "replay.sqlite"
+    with closing(sqlite3.connect(store)) as db:
+        root = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'rollouts'").fetchone()[0]
+    with store.open("r+b") as file:
+        file.seek((root - 1) * 4096)
+        file.write(b"\xff" * 64)
+    assert export_command.main([str(run), "--format", "jsonl"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("leeway: error: the run's store cannot be read: database disk image is malformed")
+    assert error.count("\n") == 1
+    assert verify_main(["--verify", str(run)]) == 3
 
 
 # ---------------------------------------------------------------- verify

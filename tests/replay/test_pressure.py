@@ -1,6 +1,7 @@
 """A learner that stands still, four actors at full speed; and a disk that is full: nothing is dropped, nothing acknowledged is lost."""
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tests.support.torture import scaled
 
 ACTORS = ("a0", "a1", "a2", "a3")
 SECONDS = scaled(20, 600)
+STOPPED_S = scaled(2, 30)
 
 
 def memory(pid: int) -> int:
@@ -70,5 +72,26 @@ def test_a_full_disk_loses_nothing_and_is_recovered_from(tmp_path: Path) -> None
         assert chaos.accounts()["acknowledged"] > 20
         with RunReader(chaos.run_dir) as run:
             assert run.one("SELECT count(*) FROM ledger WHERE kind = 'opened'") == 2
+    finally:
+        chaos.end()
+
+
+@pytest.mark.timeout(300)
+def test_a_replay_that_stands_still_is_waited_for(tmp_path: Path) -> None:
+    config = make_config(tmp_path, heldout=1, prompts=50, eval={"samples": 1}, learner={"updates": 1_000_000},
+                         replay={"endpoint": f"tcp://127.0.0.1:{free_port()}"})
+    chaos = Chaos(config, tmp_path)
+    try:
+        chaos.open()
+        chaos.settle(2)
+        pid = chaos.children["replay"].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(STOPPED_S)
+        chaos.look()
+        os.kill(pid, signal.SIGCONT)
+        chaos.settle(3)
+        chaos.end()
+        assert chaos.accounts()["kills"] == 0
     finally:
         chaos.end()

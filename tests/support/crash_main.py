@@ -127,7 +127,8 @@ async def actor(config: Config, run_dir: Path, name: str, crash: Crash) -> None:
     client = Journal(AsyncClient(config.replay.endpoint), run_dir.parent / f"{name}.journal")
     welcome, _ = await client.call(Hello("actor", name, PROTOCOL, config.shared()))
     assert isinstance(welcome, Welcome)
-    box = Outbox(client, welcome.epoch, 20, await open_file(outbox_folder(None, Path(welcome.run_dir)), name, welcome.run_id), 1 << 20, crash)
+    file = await open_file(outbox_folder(None, Path(welcome.run_dir)), name, welcome.run_id)
+    box = Outbox(client, welcome.epoch, 20, file, 1 << 20, crash)
     holding = box.on_disk
     await client.call(Engine(welcome.epoch, "f0", PRINT))
 
@@ -140,7 +141,7 @@ async def actor(config: Config, run_dir: Path, name: str, crash: Crash) -> None:
         tasks.create_task(send())
         confirmed = -1
         while True:
-            want = 0 if box.full or confirmed < 0 else 3
+            want = 0 if box.full else 3
             work, _ = await client.call(Pull(welcome.epoch, confirmed, want, 0.2, list(holding)))
             assert isinstance(work, Work)
             if work.notice is not None:
