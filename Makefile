@@ -30,7 +30,7 @@ bench: setup
 
 # The property and fault tests, with many more random histories each
 torture: setup
-	@$(RUN)/python -m pytest tests/wire tests/replay tests/correction --hypothesis-profile=torture --timeout=3600
+	@$(RUN)/python -m pytest tests/wire tests/replay tests/correction tests/learner/test_killed.py --hypothesis-profile=torture --timeout=3600
 
 # Runs stay: they are yours
 clean:

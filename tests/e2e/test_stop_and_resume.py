@@ -48,6 +48,9 @@ def test_stop_kill_and_resume(make_run: Callable[..., WholeRun]) -> None:
     summary = run.summary()
     assert (summary["status"], summary["updates"], summary["trained_twice"]) == ("done", 40, 0)
     assert books_balance(summary["rollouts"])
+    assert summary["rollouts"]["lost"] == 0
+    assert [line["version_out"] for line in run.metrics() if not line["skipped"]] == list(range(1, 41))
+    assert "was run again" in (run.dir / "logs" / "learner.jsonl").read_text()
     assert summary["max_staleness_trained"] <= 2
     audit = run.tool("audit")
     assert audit.returncode == 0, audit.stdout
