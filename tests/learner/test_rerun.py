@@ -1,7 +1,9 @@
 """A learner whose newest commits have no checkpoint runs them again, bit for bit; it forks only where they come out otherwise."""
 
 import logging
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -193,9 +195,8 @@ def test_what_is_no_longer_retained_cannot_be_run_again(tmp_path: Path, said: li
     config = make_run_config(tmp_path)
     with LearningDaemon(config) as daemon, acting(daemon.endpoint, config):
         killed_at(daemon, 2)
-        store = daemon.core.begin()
-        store.db.execute("UPDATE rollouts SET payload = NULL WHERE rollout_id = (SELECT min(rollout_id) FROM rollouts WHERE update_id = 2)")
-        store.commit()
+        with closing(sqlite3.connect(daemon.run_dir / "replay.sqlite", timeout=10, isolation_level=None)) as db:
+            db.execute("UPDATE rollouts SET payload = NULL WHERE rollout_id = (SELECT min(rollout_id) FROM rollouts WHERE update_id = 2)")
         again = daemon.learner()
         again.start()
         assert said == ["cannot catch up: not retained: what update 2 was trained on"]
