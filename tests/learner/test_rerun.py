@@ -70,6 +70,7 @@ def mixed(actor: RandomActor, order: WorkOrder, sample: int) -> tuple[RolloutHea
 SETTINGS: dict[str, tuple[Answer, dict[str, Any]]] = {
     "zero 0": (two_spans, {}),
     "zero 2": (two_spans, {"learner": {"zero_stage": 2}}),
+    "zero 3": (two_spans, {"learner": {"zero_stage": 3}}),
     "bf16": (random_answer, {"model": {"dtype": "bfloat16"}}),
     "prox, two steps": (two_spans, {"learner": {"steps_per_update": 2}, "recipe": {"base": "prox", "engine": "tis"}}),
     "skips": (mixed, {"learner": {"groups_per_update": 2}}),
@@ -116,7 +117,7 @@ def drifting(learner: Learner, after: int = 0) -> None:
     learner.engine.step = drift  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize(("stage", "after"), [(0, 0), (2, 1)])
+@pytest.mark.parametrize(("stage", "after"), [(0, 0), (2, 1), (3, 0)])
 def test_where_digests_differ_it_forks_from_the_checkpoint_itself(tmp_path: Path, stage: int, after: int,
                                                                   said: list[str]) -> None:
     config = make_run_config(tmp_path, learner={"zero_stage": stage})
