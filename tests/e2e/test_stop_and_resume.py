@@ -54,3 +54,7 @@ def test_stop_kill_and_resume(make_run: Callable[..., WholeRun]) -> None:
     assert summary["max_staleness_trained"] <= 2
     audit = run.tool("audit")
     assert audit.returncode == 0, audit.stdout
+    again = run.tool("audit", "--update", "36")
+    assert again.returncode == 0, again.stdout
+    assert "updates 31 to 36 from the checkpoint of version 30" in again.stdout
+    assert "agree bit for bit" in again.stdout
