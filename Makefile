@@ -30,7 +30,8 @@ bench: setup
 
 # The property and fault tests, with many more random histories each
 torture: setup
-	@LEEWAY_TORTURE=1 $(RUN)/python -m pytest tests/wire tests/replay tests/correction --hypothesis-profile=torture --timeout=7200
+	@LEEWAY_TORTURE=1 $(RUN)/python -m pytest tests/wire tests/replay tests/correction tests/learner/test_killed.py \
+	  --hypothesis-profile=torture --timeout=7200
 
 # Runs stay: they are yours
 clean:

@@ -56,7 +56,8 @@ def save(engine: TrainEngine, run_dir: Path, version: int, *, update: int | None
     target = run_dir / checkpoint_path(version)
     staged = target.with_name(f".{target.name}.tmp")
     if engine.ranks.is_first:
-        shutil.rmtree(staged, ignore_errors=True)
+        for left in target.parent.glob(".v*.tmp"):  # of savers that were killed
+            shutil.rmtree(left)
         staged.mkdir(parents=True, mode=0o700)
     engine.ranks.barrier()
     engine.engine.save_checkpoint(str(staged), tag=STATE, save_latest=False)

@@ -23,7 +23,7 @@ from learner.session import Session
 from learner.start import Loaded, load_again, load_newest
 from learner.stopwatch import Stopwatch
 from learner.update import Outcome, run_update
-from wire.errors import RunError, TryAgainError
+from wire.errors import RefusedError, RunError
 from wire.manifest import FILE, version_path
 from wire.messages import (
     Checkpointed,
@@ -107,7 +107,7 @@ class Learner:
         while not self.interrupted():
             try:
                 past = next_past(self.session, self.version, self.update)
-            except TryAgainError as error:
+            except RefusedError as error:
                 log.warning("cannot catch up: %s", error)
                 return False
             if past is None:

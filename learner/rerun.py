@@ -43,7 +43,7 @@ def read_past(reply: Recalled, bulk: bytes) -> Past:
 
 
 def next_past(session: Session, version: int, after: int | None) -> Past | None:
-    """The first committed update after `after` that began from `version` or a later one; None when there is none. TryAgainError when
+    """The first committed update after `after` that began from `version` or a later one; None when there is none. RefusedError when
     something that it needs is no longer retained."""
     reply, bulk = session.call(Recall(session.epoch, version, after or 0) if session.ranks.is_first else None)
     if isinstance(reply, Ok):

@@ -89,7 +89,7 @@ def recalled(core: Core, session: Session, request: Recall) -> Reply | tuple[Rep
     try:
         return recall(core.store.db, update)
     except RunError as error:
-        return Refusal("again", str(error))
+        return Refusal("refused", str(error))
 
 
 def fork(core: Core, session: Session, request: Fork) -> Reply:

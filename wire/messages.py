@@ -279,7 +279,7 @@ class Checkpointed(Message, frozen=True):
 
 class Recall(Message, frozen=True):
     """Asks for the first committed update after update `after` that began from `version` or a later one, to run it again. Ok: there is
-    none. Refused (again) when something it needs is no longer retained."""
+    none. Refused when something it needs is no longer retained."""
 
     epoch: int
     version: int

@@ -48,6 +48,13 @@ def test_stop_kill_and_resume(make_run: Callable[..., WholeRun]) -> None:
     summary = run.summary()
     assert (summary["status"], summary["updates"], summary["trained_twice"]) == ("done", 40, 0)
     assert books_balance(summary["rollouts"])
+    assert summary["rollouts"]["lost"] == 0
+    assert [line["version_out"] for line in run.metrics() if not line["skipped"]] == list(range(1, 41))
+    assert "was run again" in (run.dir / "logs" / "learner.jsonl").read_text()
     assert summary["max_staleness_trained"] <= 2
     audit = run.tool("audit")
     assert audit.returncode == 0, audit.stdout
+    again = run.tool("audit", "--update", "36")
+    assert again.returncode == 0, again.stdout
+    assert "updates 31 to 36 from the checkpoint of version 30" in again.stdout
+    assert "agree bit for bit" in again.stdout

@@ -79,6 +79,14 @@ def test_a_sound_one_is_offered_newest_first_and_not_beyond_the_commit(stored: P
     assert oct(stored.stat().st_mode)[-3:] == "700"
 
 
+def test_what_a_killed_saver_left_is_no_checkpoint_and_goes_with_the_next_one(stored: Path, folder: Path) -> None:
+    left = stored.with_name(".v000004.tmp")
+    (left / "state").mkdir(parents=True)
+    assert checkpoint.complete_versions(stored.parent.parent, 9) == [3]
+    checkpoint.save(make_engine(tiny_config(folder)), stored.parent.parent, 5, update=5, weights_digest="w", ledger_head="h", seed=0)
+    assert sorted(path.name for path in stored.parent.iterdir()) == ["v000003", "v000005"]
+
+
 def state_file(stored: Path) -> Path:
     return next(path for path in stored.rglob("*") if path.is_file() and path.name != "manifest.json")
 

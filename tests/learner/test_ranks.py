@@ -78,21 +78,36 @@ def test_the_gradient_is_not_trivial(facts: Facts) -> None:
     assert facts[1]["zero 0"]["initial"] == facts[2]["zero 2"]["initial"]
 
 
-def test_a_whole_run_on_two_ranks(tmp_path: Path) -> None:
+def on_two_ranks(*command: str) -> str:
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    run = subprocess.run([sys.executable, *launch, *command], cwd=ROOT, capture_output=True, text=True, timeout=280,
+                         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+    assert run.returncode == 0, run.stderr[-4000:]
+    return run.stdout
+
+
+def test_a_whole_run_on_two_ranks_that_comes_again_bit_for_bit(tmp_path: Path) -> None:
     config = make_run_config(tmp_path, learner={"zero_stage": 2, "updates": 3}, replay={"max_staleness": 2})
+    (tmp_path / "run.toml").write_text(f"[model]\npath = '{config.model.path}'\n[task]\ntrain = '{config.task.train}'\n")
+    sets = [f"--set={table}.{key}={json.dumps(value)}" for table, key, value in [
+        *(("learner", key, value) for key, value in config.model_dump(mode="json")["learner"].items() if value is not None),
+        ("sampling", "n", 2), ("sampling", "max_new_tokens", 8), ("replay", "max_staleness", 2), ("replay", "order_lease_s", 30.0),
+        ("run", "dir", config.run.dir)]]
     with LearningDaemon(config) as daemon, acting(daemon.endpoint, config):
-        sets = [f"--set={table}.{key}={json.dumps(value)}" for table, key, value in [
-            *(("learner", key, value) for key, value in config.model_dump(mode="json")["learner"].items() if value is not None),
-            ("sampling", "n", 2), ("sampling", "max_new_tokens", 8), ("replay", "max_staleness", 2), ("replay", "order_lease_s", 30.0),
-            ("replay", "endpoint", daemon.endpoint), ("run", "dir", config.run.dir)]]
-        (tmp_path / "run.toml").write_text(f"[model]\npath = '{config.model.path}'\n[task]\ntrain = '{config.task.train}'\n")
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "learner"]
-        command = [sys.executable, *launch, str(tmp_path / "run.toml"), *sets]
-        run = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=280)
-        assert run.returncode == 0, run.stderr[-4000:]
+        on_two_ranks("learner", str(tmp_path / "run.toml"), *sets, f"--set=replay.endpoint={daemon.endpoint}")
         run_dir = daemon.run_dir
     assert audit(run_dir).findings == []
     assert complete_versions(run_dir, 9) == [3, 0]
     with RunReader(run_dir) as reader:
         assert [json.loads(text)["state"]["world"] for text, in reader.sql("SELECT record FROM updates")] == [2, 2, 2]
     assert AutoModelForCausalLM.from_pretrained(run_dir / "model").config.vocab_size == VOCAB
+
+    (run_dir / "checkpoints/v000003/manifest.json").unlink()  # as if it had been killed while it wrote this
+    with LearningDaemon(config) as daemon:
+        on_two_ranks("learner", str(tmp_path / "run.toml"), *sets, f"--set=replay.endpoint={daemon.endpoint}")
+    assert complete_versions(run_dir, 9) == [3, 0]
+    with RunReader(run_dir) as reader:
+        assert reader.sql("SELECT version, state FROM versions") == [(version, "live") for version in range(4)]
+
+    found = json.loads(on_two_ranks("leeway.cli", "audit", str(run_dir), "--update", "3", "--json"))
+    assert (found["result"], found["from_checkpoint"], found["run_again"]) == ("clean", 0, [1, 2, 3])

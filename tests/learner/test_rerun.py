@@ -1,7 +1,9 @@
 """A learner whose newest commits have no checkpoint runs them again, bit for bit; it forks only where they come out otherwise."""
 
 import logging
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,7 @@ def mixed(actor: RandomActor, order: WorkOrder, sample: int) -> tuple[RolloutHea
 SETTINGS: dict[str, tuple[Answer, dict[str, Any]]] = {
     "zero 0": (two_spans, {}),
     "zero 2": (two_spans, {"learner": {"zero_stage": 2}}),
+    "zero 3": (two_spans, {"learner": {"zero_stage": 3}}),
     "bf16": (random_answer, {"model": {"dtype": "bfloat16"}}),
     "prox, two steps": (two_spans, {"learner": {"steps_per_update": 2}, "recipe": {"base": "prox", "engine": "tis"}}),
     "skips": (mixed, {"learner": {"groups_per_update": 2}}),
@@ -114,7 +117,7 @@ def drifting(learner: Learner, after: int = 0) -> None:
     learner.engine.step = drift  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize(("stage", "after"), [(0, 0), (2, 1)])
+@pytest.mark.parametrize(("stage", "after"), [(0, 0), (2, 1), (3, 0)])
 def test_where_digests_differ_it_forks_from_the_checkpoint_itself(tmp_path: Path, stage: int, after: int,
                                                                   said: list[str]) -> None:
     config = make_run_config(tmp_path, learner={"zero_stage": stage})
@@ -193,9 +196,8 @@ def test_what_is_no_longer_retained_cannot_be_run_again(tmp_path: Path, said: li
     config = make_run_config(tmp_path)
     with LearningDaemon(config) as daemon, acting(daemon.endpoint, config):
         killed_at(daemon, 2)
-        store = daemon.core.begin()
-        store.db.execute("UPDATE rollouts SET payload = NULL WHERE rollout_id = (SELECT min(rollout_id) FROM rollouts WHERE update_id = 2)")
-        store.commit()
+        with closing(sqlite3.connect(daemon.run_dir / "replay.sqlite", timeout=10, isolation_level=None)) as db:
+            db.execute("UPDATE rollouts SET payload = NULL WHERE rollout_id = (SELECT min(rollout_id) FROM rollouts WHERE update_id = 2)")
         again = daemon.learner()
         again.start()
         assert said == ["cannot catch up: not retained: what update 2 was trained on"]
