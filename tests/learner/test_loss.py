@@ -1,5 +1,6 @@
 """The loss and its gradient do not depend on how the batch was split or padded, nor on what masked slots hold."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from configs.schema import Config
 from correction.pipeline import correct
 from correction.table import PolicyTable
 from learner.batch import LeaseRows, Table, plan_steps, tabulate
+from learner.loss import divisors, regularisers
 from learner.objective import denominator_of
 from learner.update import Prepared, correction_choice, micro_loss, prepare
 from tests.support.leases import make_lease, tiny_config
@@ -106,3 +108,38 @@ def test_nan_in_every_masked_slot_changes_no_bit(folder: Path, recipe: dict[str,
     bad_cur = torch.where(clean.mask_RT, cur, torch.nan)
     bad, bad_gradient = total(config, lease, prepared(lease, config, Table(**poison)), bad_cur, ranks=1, size=8)
     assert (loss, gradient.numpy().tobytes()) == (bad, bad_gradient.numpy().tobytes())
+
+
+@pytest.mark.parametrize("recipe", [
+    {"kl_estimator": "k3", "kl_weight": "total"}, {"kl_estimator": "full", "kl_mask": "kept"},
+    {"kl_estimator": "k2", "aggregation": "constant"},
+], ids=lambda r: r["kl_estimator"])
+def test_kl_and_entropy_do_not_depend_on_splits_nor_on_masked_slots(folder: Path, recipe: dict[str, object]) -> None:
+    engine = {"engine": "icepop", "engine_low": 0.95, "engine_high": 1.05}
+    config = tiny_config(folder, recipe={"kl": 0.5, "entropy": 0.1, **engine, **recipe}, learner={"reference": "initial"})
+    plain = tiny_config(folder, recipe=engine)  # without a reference, so that no model is needed to prepare
+    lease = make_lease(config)
+    ready = prepared(lease, plain, widen(in_float64(tabulate(lease)), 3))
+    mask, make = ready.table.mask_RT, torch.Generator().manual_seed(1)
+    cur = torch.where(mask, ready.table.old_RT - 0.03, 0.0)
+    ref = torch.where(mask, cur - torch.rand(mask.shape, generator=make, dtype=torch.float64), 0.0)
+    whole = torch.rand(3, *mask.shape, generator=make, dtype=torch.float64)
+
+    def regularised(size: int, junk: float) -> tuple[float, bytes]:
+        cur_RT, whole_CRT = (torch.where(mask, value, junk).requires_grad_() for value in (cur, whole))
+        table = replace(ready.table, mu_RT=torch.where(mask, ready.table.mu_RT, junk))
+        poisoned = replace(ready, ref_RT=torch.where(mask, ref, junk), table=table)
+        by = divisors(config.recipe, poisoned, list(range(16)))
+        loss = sum(regularisers(config, poisoned, rows, cur_RT[rows], whole_CRT[:, rows], by)
+                   for rows in (list(range(at, at + size)) for at in range(0, 16, size)))
+        assert isinstance(loss, Tensor)
+        loss.backward()
+        grads = [value.grad for value in (cur_RT, whole_CRT) if value.grad is not None]
+        assert all(bool(grad.isfinite().all()) for grad in grads)
+        return float(loss.detach()), b"".join(grad.numpy().tobytes() for grad in grads)
+
+    one = regularised(16, 0.0)
+    assert one[0] != 0
+    assert regularised(16, torch.nan) == one
+    assert regularised(4, 0.0)[0] == pytest.approx(one[0], rel=1e-12)
+    assert regularisers(plain, ready, [0, 1], cur[:2], None, divisors(plain.recipe, ready, [0, 1])).item() == 0.0
