@@ -43,6 +43,12 @@ def _report(arguments: list[str]) -> int:
     return main(arguments)
 
 
+def _whatif(arguments: list[str]) -> int:
+    from leeway.whatif import main
+
+    return main(arguments)
+
+
 def _doctor(arguments: list[str]) -> int:
     from leeway.doctor import main
 
@@ -70,6 +76,7 @@ COMMANDS = {
     "stats": Command(_stats, "RUN [--json]", "where a run stands, and whether its books balance"),
     "audit": Command(_audit, "RUN [--rollout ID | --update U] [--json]", "check a run's record, and re-score a sample of it"),
     "report": Command(_report, "RUN", "write report.html of a run"),
+    "whatif": Command(_whatif, "RUN --update U [--json]", "one recorded batch under every corrector and recipe, side by side"),
     "doctor": Command(_doctor, "", "does this machine have what Leeway needs"),
     "recipes": Command(_recipes, "", "what a recipe can be made of"),
 }

@@ -19,6 +19,7 @@ FLAGS = {
     "stats": ["--help", "--json"],
     "audit": ["--help", "--json", "--rollout", "--update"],
     "report": ["--help"],
+    "whatif": ["--help", "--json", "--update"],
     "doctor": ["--help"],
     "recipes": ["--help"],
 }
