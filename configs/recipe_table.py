@@ -1,7 +1,7 @@
 """The [recipe] table: one choice per axis, and after it the settings that only that choice reads.
 
-Axes, in the order in which they act: reward shaping, advantages, engine corrector, response filter, staleness corrector, group mass, objective,
-reference KL and entropy, aggregation. `configs/stacking.py` refuses what does not go together.
+Axes: reward shaping, advantages, objective, engine corrector, response filter, staleness corrector, group mass, reference KL and entropy,
+aggregation. `configs/stacking.py` refuses what does not go together.
 """
 
 from typing import Annotated, Literal

@@ -42,7 +42,7 @@ RECIPES: dict[str, Named] = {
     "tis": Named({**DAPO, "engine": "tis", "engine_cap": 2.0}, "Yao et al. 2025 (truncated importance sampling)"),
     "icepop": Named({**GRPO, "engine": "icepop", "engine_low": 0.5, "engine_high": 5.0}, "Ling/Ring 2.6 report, arXiv 2606.15079"),
     "online_icepop": Named({"estimator": "grpo", "objective": "unit", "aggregation": "token_mean", "engine": "icepop"},
-                           "Online IcePop; NeMo-RL force_on_policy_ratio", note="one optimizer step per update; for replay.max_staleness = 0"),
+                           "Online IcePop; NeMo-RL force_on_policy_ratio", note="one step per update; for replay.max_staleness = 0"),
     "kpop": Named({**GRPO, "engine": "kpop", "kpop_threshold": 0.03}, "Ling/Ring 2.6 report, arXiv 2606.15079", "reconstructed",
                   "the threshold: none is printed, calibrate it"),
     "seq_mis": Named({**DAPO, "engine": "tis", "engine_level": "sequence", "engine_cap": 2.0, "filter": "sequence", "filter_low": 0.5,

@@ -135,6 +135,8 @@ class Learner(Table):
     lr: Annotated[float, Field(gt=0)] = 1e-6
     lr_final_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
     """The learning rate decays linearly to this share of `lr` at the last update."""
+    lr_warmup_updates: Annotated[int, Field(ge=0)] = 0
+    """The learning rate rises linearly over this many updates. Adam's first steps have full size whatever the gradient, noise too."""
     reference: str | None = None
     """Frozen reference policy: a model folder, or "initial" for model.path. One more copy of the weights on every rank."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0

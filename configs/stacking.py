@@ -58,8 +58,8 @@ def _staleness(config: "Config") -> None:
                              "twice: set recipe.base = 'prox'")
     if recipe.staleness == "sis":
         if recipe.objective in WITHOUT_RATIO:
-            raise ValueError(f"recipe.staleness = 'sis' leaves rejected tokens to an objective on cur/old, which {recipe.objective} is not: "
-                             "use recipe.objective = 'ppo'")
+            raise ValueError("recipe.staleness = 'sis' leaves rejected tokens to an objective on cur/old, which "
+                             f"{recipe.objective} is not: use recipe.objective = 'ppo'")
         if config.sampling.top_logprobs < 1:
             raise ValueError("recipe.staleness = 'sis' needs the engine's top log-probs with each token: set sampling.top_logprobs = 10")
     if recipe.staleness == "m2_range" and recipe.objective != "ppo":

@@ -3,8 +3,5 @@
 import os
 import sys
 
-from learner.torchvision_ops import install
-
 # DeepSpeed's compiled helper lives in this environment: its build names our paths, so environments that shared one would rebuild it in turn
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.path.join(sys.prefix, "torch_extensions"))
-install()

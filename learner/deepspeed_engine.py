@@ -42,7 +42,7 @@ class TrainEngine:
         self.policy, self.ranks, self.device = policy.to(learner.device), ranks, learner.device
         self.zero_stage, self.base_lr = stage(config), learner.lr
         self.total_steps = learner.updates * learner.steps_per_update
-        self.final_ratio = learner.lr_final_ratio
+        self.final_ratio, self.warmup_steps = learner.lr_final_ratio, learner.lr_warmup_updates * learner.steps_per_update
         optimizer = torch.optim.AdamW(policy.parameters(), lr=learner.lr, betas=learner.betas, weight_decay=learner.weight_decay)
         self.engine, self.optimizer, _, self.scheduler = deepspeed.initialize(
             model=policy, optimizer=optimizer, lr_scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, self.lr_share),
@@ -52,17 +52,19 @@ class TrainEngine:
         self.steps = 0
 
     def lr_share(self, step: int) -> float:
-        """Share of the base learning rate for optimizer step `step`, counted from 0: linear to `lr_final_ratio` at the last."""
-        return 1 - (1 - self.final_ratio) * min(step / max(1, self.total_steps - 1), 1.0)
+        """Share of the base learning rate for optimizer step `step`, counted from 0: linear to `lr_final_ratio` at the last, times a rise
+        that is complete after `warmup_steps`."""
+        decay = 1 - (1 - self.final_ratio) * min(step / max(1, self.total_steps - 1), 1.0)
+        return decay * min((step + 1) / max(1, self.warmup_steps), 1.0)
 
     def forward(self, ids_BT: Tensor, temperature_B: Tensor, position_N: Tensor, terms: Terms | None = None) -> Tensor:
         """The training forward: log-probs [N] with gradient, or what `terms` makes of it, [C, N]."""
-        return self.engine(ids_BT, temperature_B, position_N, terms) if terms is not None else self.engine(ids_BT, temperature_B, position_N)
+        return self.engine(ids_BT, temperature_B, position_N, terms)
 
     @torch.no_grad()
     def score(self, ids_BT: Tensor, temperature_B: Tensor, position_N: Tensor, terms: Terms | None = None) -> Tensor:
         """The same function without gradient. Under ZeRO 3 every rank has to call it equally often."""
-        return self.policy(ids_BT, temperature_B, position_N, terms) if terms is not None else self.policy(ids_BT, temperature_B, position_N)
+        return self.policy(ids_BT, temperature_B, position_N, terms)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """`last`: the last micro-batch of the optimizer step, after which gradients are reduced over ranks."""

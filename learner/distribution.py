@@ -1,7 +1,7 @@
 """What one forward can say beside the log-prob of the sampled token: entropy and KL over the whole vocabulary, log-probs of other tokens.
 
-Instances are handed to `PolicyModel.forward`, which calls them with its head, hidden states, targets and temperatures. Suffixes: `_N` response
-tokens of all rows end to end, `_V` vocabulary, `_K` tokens asked for, `_C` channels.
+Instances are handed to `PolicyModel.forward`, which calls them with its head, hidden states, targets and temperatures. Suffixes: `_N`
+response tokens of all rows end to end, `_V` vocabulary, `_K` tokens asked for, `_C` channels.
 """
 
 from collections.abc import Callable

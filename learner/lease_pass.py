@@ -25,8 +25,8 @@ def lease_pass(ranks: Ranks, config: Config, lease: LeaseRows, table: Table, for
         batch = batches[min(index, len(batches) - 1)]
         rows = list(batch.rows)
         position_N = predicting_positions(table.prompt_lens_R[rows], table.response_lens_R[rows], batch.width)
-        inputs = padded_ids(lease, rows, batch.width), table.temperature_R[rows], position_N
-        value_CN = forward(*(value.to(learner.device) for value in inputs), rows).float().cpu()
+        ids_BT, temperature_B = padded_ids(lease, rows, batch.width).to(learner.device), table.temperature_R[rows].to(learner.device)
+        value_CN = forward(ids_BT, temperature_B, position_N.to(learner.device), rows).float().cpu()
         if index < len(batches):
             for channel in range(channels):
                 found[channel, rows] = to_table(value_CN[channel], table.response_RT[rows])

@@ -1,4 +1,4 @@
-"""The loss of one micro-batch: objective with its correction weights, KL to the reference, entropy. Every divisor is the optimizer step's."""
+"""The loss of one micro-batch: objective with its weights, KL to the reference, entropy. Every divisor is the optimizer step's."""
 
 from typing import Any, NamedTuple
 

@@ -61,10 +61,8 @@ class Memory:
 
     def load(self, folder: Path, *, first: bool) -> None:
         """On every rank, from a checkpoint whose digests were checked; the average itself only where `first`."""
-        self.__init__()  # type: ignore[misc]
-        if not (folder / FACTS).exists():
-            return
-        facts = msgspec.json.decode((folder / FACTS).read_bytes(), type=Facts)
+        facts = Facts(None, 0.0)
+        if (folder / FACTS).exists():
+            facts = msgspec.json.decode((folder / FACTS).read_bytes(), type=Facts)
         self.reward_moment, self.anchor_mass = facts.reward_moment, facts.anchor_mass
-        if first and (folder / ANCHOR).exists():
-            self.anchor = load_file(folder / ANCHOR)
+        self.anchor = load_file(folder / ANCHOR) if first and facts.anchor_mass else {}

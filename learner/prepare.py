@@ -1,4 +1,4 @@
-"""Before the first step: the lease becomes a table, advantages, correction weights and masks, on the whole lease and on every rank alike."""
+"""Before the first step: the lease becomes a table, advantages, correction weights and masks; whole, and on every rank alike."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,8 +28,8 @@ ScoreLive = Callable[[list[Row]], list[np.ndarray]]
 class Prepared:
     """A lease ready to train on. `prox_RT` is None when prox is the training forward itself (one step per update).
 
-    ref_RT: the reference's log-probs. accepted_RT: tokens that SIS takes as the current policy's. start_kl_RT: KL(live || reference) over the
-    whole vocabulary as the update begins, where advantages read it. moment: see `Advantages`. Each None where the recipe does without.
+    ref_RT: the reference's log-probs. accepted_RT: tokens that SIS takes as the current policy's. start_kl_RT: KL(live || reference) over
+    the whole vocabulary as the update begins, where advantages read it. moment: see `Advantages`. Each None where the recipe does without.
     """
 
     table: Table

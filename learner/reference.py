@@ -35,6 +35,6 @@ def load_reference(config: Config, policy: PolicyModel) -> Reference | None:
     path = config.model.path if config.learner.reference == "initial" else config.learner.reference
     reference = load_policy(path, config.model.dtype, config.model.attention).to(config.learner.device)
     if reference.vocabulary != policy.vocabulary:
-        raise ConfigError(f"learner.reference = {path!r} has a vocabulary of {reference.vocabulary} tokens, the policy of {policy.vocabulary}: "
-                          "a reference needs the policy's tokenizer")
+        raise ConfigError(f"learner.reference = {path!r} has a vocabulary of {reference.vocabulary} tokens, the policy of "
+                          f"{policy.vocabulary}: a reference needs the policy's tokenizer")
     return Reference(reference)

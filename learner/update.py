@@ -26,8 +26,8 @@ from learner.ranks import Ranks
 from wire.errors import RunError
 from wire.record import F32
 
-__all__ = ["Outcome", "Prepared", "ScoreLive", "correction_choice", "hyper_parameters", "make_columns", "micro_loss", "prepare", "prox_from",
-           "run_update", "scored_prox"]
+__all__ = ["Outcome", "Prepared", "ScoreLive", "correction_choice", "hyper_parameters", "make_columns", "micro_loss", "prepare",
+           "prox_from", "run_update", "scored_prox"]
 
 
 @dataclass(frozen=True)

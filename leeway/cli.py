@@ -78,7 +78,7 @@ COMMANDS = {
     "report": Command(_report, "RUN", "write report.html of a run"),
     "whatif": Command(_whatif, "RUN --update U [--json]", "one recorded batch under every corrector and recipe, side by side"),
     "doctor": Command(_doctor, "", "does this machine have what Leeway needs"),
-    "recipes": Command(_recipes, "", "what a recipe can be made of"),
+    "recipes": Command(_recipes, "", "the named recipes, and what a recipe can be made of"),
 }
 
 

@@ -205,8 +205,8 @@ def _watch(core: Core, session: Session, heads: list[RolloutHead], quarantined: 
     """Poison in a row stops the actor; too many failed verdicts stop the run, and so do too many groups in a row without contrast."""
     most = core.config.learner.max_consecutive_skips * core.config.learner.groups_per_update
     if core.no_contrast_in_a_row > most:
-        raise RunError(f"{core.no_contrast_in_a_row} groups in a row had equal rewards, and recipe.dynamic_sampling drops such groups: these "
-                       "prompts are too easy or too hard for this model, or the verifier says the same of everything")
+        raise RunError(f"{core.no_contrast_in_a_row} groups in a row had equal rewards, and recipe.dynamic_sampling drops such groups: "
+                       "these prompts are too easy or too hard for this model, or the verifier says the same of everything")
     for head in heads:
         session.poisoned_in_a_row = session.poisoned_in_a_row + 1 if head.rollout_id in quarantined else 0
     if quarantined:

@@ -218,7 +218,8 @@ class UpdateRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rollout_ids: list[str]
     response_lens: list[int]
     columns: list[tuple[str, str]]
-    """(name, dtype) of each per-token column in the bulk frame: old, prox, cur, weight: f4; keep, old_source: u1."""
+    """(name, dtype) of each per-token column in the bulk frame: old, prox, cur, weight: f4; keep, old_source: u1; where the
+    recipe has them also ref, start_kl: f4 and accepted: u1."""
     steps: list[dict[str, Any]]
     """Per optimizer step: rows by rank and micro-batch, widths, denominator, loss, gradient norm, learning rate."""
     state: dict[str, Any]

@@ -1,5 +1,6 @@
 """The audit finds nothing in a run that nobody touched, whatever that run went through."""
 
+import json
 import sqlite3
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from replay.audit import audit
 from tests.support.run_builder import RunBuilder
 from wire.errors import ConfigError
-from wire.record import Failed
+from wire.record import Failed, Scored
 
 
 def test_a_finished_run_is_clean(pristine: Path) -> None:
@@ -43,6 +44,19 @@ def test_a_fork_and_what_it_lost(tmp_path: Path) -> None:
         assert db.execute("SELECT version, state FROM versions ORDER BY 1").fetchall() == [
             (0, "live"), (1, "live"), (2, "orphaned"), (3, "orphaned"), (4, "live"), (5, "live"), (6, "live"), (7, "live")]  # fmt: skip
     db.close()
+
+
+def test_groups_dropped_for_want_of_contrast(tmp_path: Path) -> None:
+    build = RunBuilder(tmp_path / "dynamic", updates=2, recipe={"dynamic_sampling": True}, min_scored=2)
+    build.generate(2, verdict=lambda sample: Scored(1.0))
+    build.update()
+    build.generate(1, verdict=lambda sample: Scored(0.5))
+    build.checkpoint()
+    build.update()
+    run_dir = build.finish()
+    assert audit(run_dir).findings == []
+    summary = json.loads((run_dir / "summary.json").read_text())["rollouts"]
+    assert (summary["produced"], summary["trained"], summary["dropped"]) == (14, 8, {"no_contrast": 6})
 
 
 def test_a_resume_with_another_budget(tmp_path: Path) -> None:

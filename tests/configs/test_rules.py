@@ -36,6 +36,30 @@ REFUSED = [
     (tree(recipe={"base": "prox"}), "identically 1"),
     (tree(recipe={"objective": "score", "engine": "icepop"}), "leaves staleness uncorrected"),
     (tree(recipe={"objective": "score", "engine": "tis"}, replay={"max_staleness": 0}), "no policy ratio"),
+    (tree(recipe={"objective": "minirl", "engine": "tis"}), "would correct the engine twice"),
+    (tree(recipe={"staleness": "sis", "engine": "tis"}, sampling={"top_logprobs": 4}), "TIS weight would correct the engine twice"),
+    (tree(recipe={"staleness": "sis", "objective": "score"}, sampling={"top_logprobs": 4}), "which score is not"),
+    (tree(recipe={"staleness": "sis"}), "set sampling.top_logprobs"),
+    (tree(recipe={"staleness": "decoupled"}), "cur/old holds that ratio already"),
+    (tree(recipe={"staleness": "decoupled", "objective": "score"}), "not for score"),
+    (tree(recipe={"staleness": "m2_range", "objective": "gspo"}), "sets the clip of ppo"),
+    (tree(recipe={"objective": "unit"}, learner={"steps_per_update": 2}), "one optimizer step per update"),
+    (tree(recipe={"objective": "luspo"}), "multiplies by the response's length itself"),
+    (tree(recipe={"objective": "ripo", "base": "prox"}, learner={"steps_per_update": 2}), "frozen old probability"),
+    (tree(recipe={"objective": "fdiv"}), "set recipe.delta"),
+    (tree(recipe={"objective": "gspo", "dual_clip": 3.0}), "belongs to ppo"),
+    (tree(recipe={"prox": "ewma"}), "set recipe.base = 'prox'"),
+    (tree(recipe={"prox": "ewma", "objective": "score"}), "leave recipe.prox out"),
+    (tree(recipe={"filter": "sequence", "filter_low": 0.5}), "needs recipe.filter_low and recipe.filter_high"),
+    (tree(recipe={"filter": "carm", "filter_threshold": 0.9}), "1 or more"),
+    (tree(recipe={"filter": "geometric", "filter_low": 1.1, "filter_high": 0.9}), "is above"),
+    (tree(recipe={"kl": 0.1}), "needs a reference policy"),
+    (tree(recipe={"estimator": "zcpo"}), "recipe.estimator = 'zcpo' needs a reference policy"),
+    (tree(recipe={"estimator": "zcpo", "kl": 0.1}, learner={"reference": "initial"}), "would count it twice"),
+    (tree(recipe={"estimator": "zcpo"}, learner={"reference": "initial", "steps_per_update": 2}), "one optimizer step only"),
+    (tree(recipe={"kl": 0.1, "kl_estimator": "k1"}, learner={"reference": "initial"}), "gradient of mean zero"),
+    (tree(recipe={"kl": 0.1, "kl_in": "reward", "kl_weight": "total"}, learner={"reference": "initial"}), "belongs to the KL in the loss"),
+    (tree(recipe={"dynamic_sampling": True}, sampling={"n": 1}), "a group of one always is"),
 ]
 
 
@@ -53,6 +77,9 @@ ALLOWED = [
     tree(recipe={"base": "prox"}, learner={"steps_per_update": 2}),
     tree(recipe={"objective": "score", "engine": "icepop"}, replay={"max_staleness": 0}),
     tree(recipe={"objective": "score", "group_mass_cap": 1.2, "engine": "icepop"}),
+    tree(recipe={"kl": 0.1, "kl_estimator": "full", "kl_in": "reward"}, learner={"reference": "initial", "steps_per_update": 2}),
+    tree(recipe={"objective": "unit", "staleness": "decoupled", "engine": "tis"}),
+    tree(recipe={"staleness": "sis", "engine": "icepop", "objective": "gspo"}, sampling={"top_logprobs": 4}),
 ]
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import learner  # noqa: F401  (lets transformers import beside a CPU torch; so TRL comes later)
 from correction.mismatch import tis
 from correction.ratios import total_log_ratio
 from correction.reference import reference_kl

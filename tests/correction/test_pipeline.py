@@ -17,7 +17,7 @@ from correction.ratios import (
     response_log_ratio,
     total_log_ratio,
 )
-from correction.staleness import decoupled, m2_mask, opsm
+from correction.staleness import decoupled, m2_mask, m2_range, opsm
 from correction.table import PolicyTable
 
 REFUSED = [
@@ -42,6 +42,9 @@ REFUSED = [
     ({"base": "prox", "objective": "cispo"}, "never clips at one optimizer step"),
     ({"base": "prox", "staleness": "decoupled"}, "never clips at one optimizer step"),
     ({"objective": "luspo"}, "luspo multiplies by the response's length itself"),
+    ({"staleness": "m2_range", "objective": "gspo"}, "m2_range sets the clip of ppo"),
+    ({"prox_source": "ewma"}, "set base to prox"),
+    ({"prox_source": "ewma", "base": "prox", "objective": "score"}, "set base to prox"),
 ]
 ALLOWED: list[dict[str, Any]] = [
     {},
@@ -145,6 +148,25 @@ def test_with_the_total_ratio_engine_correctors_mask_and_do_not_weigh(make_batch
     assert torch.allclose(result.weight_RT, torch.where(keep, mass[:, None], 0.0), atol=1e-12)
 
 
+def test_what_sis_accepts_takes_no_engine_weight_but_is_masked_by_it(make_batch: Callable) -> None:
+    b = make_batch()
+    engine = icepop(mismatch_log_ratio(b.old, b.mu), b.mask, low=0.8, high=1.25)
+    accepted = torch.arange(b.mask.numel()).reshape(b.mask.shape) % 2 == 0
+    result = correct(table(b), CorrectionChoice(engine="icepop", low=0.8, high=1.25, staleness="sis"), accepted_RT=accepted)
+    assert torch.equal(result.keep_RT, engine.keep_RT)
+    assert torch.equal(result.weight_RT, torch.where(accepted & engine.keep_RT, 1.0, engine.weight_RT))
+    assert result.counts["sis_accepted"] == int((accepted & engine.keep_RT).sum())
+
+
+def test_m2_range_gives_a_clip_and_masks_nothing(make_batch: Callable) -> None:
+    b = make_batch()
+    choice = CorrectionChoice(staleness="m2_range", staleness_hyper={"budget": 1e-4, "floor_low": 1e-3, "floor_high": 1e-3})
+    result = correct(table(b), choice, b.advantage)
+    assert torch.equal(result.keep_RT, b.mask)
+    assert result.clip == m2_range(b.prox - b.mu, b.advantage, b.mask, budget=1e-4, floor_low=1e-3, floor_high=1e-3)
+    assert correct(table(b), CorrectionChoice()).clip is None
+
+
 def test_a_response_without_a_token_has_no_mass(make_batch: Callable) -> None:
     b = make_batch(rows=4, groups=1)
     mask = b.mask.clone()
@@ -179,6 +201,10 @@ def test_a_missing_column_is_named(make_batch: Callable) -> None:
         correct(table(b, prox_RT=None), CorrectionChoice(objective="score", group_mass_cap_per_response=1.0))
     with pytest.raises(ValueError, match="opsm needs the advantages"):
         correct(table(b), CorrectionChoice(staleness="opsm"))
+    with pytest.raises(ValueError, match="m2_range needs the advantages"):
+        correct(table(b), CorrectionChoice(staleness="m2_range"))
+    with pytest.raises(ValueError, match="sis needs the accepted tokens"):
+        correct(table(b), CorrectionChoice(staleness="sis"))
 
 
 def test_table_refuses_what_is_no_policy_table(make_batch: Callable) -> None:

@@ -11,8 +11,8 @@ from tests.support.whole_run import WholeRun
 def make_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., WholeRun]]:
     made: list[WholeRun] = []
 
-    def make(name: str, *sets: str) -> WholeRun:
-        made.append(WholeRun(tmp_path_factory.mktemp("runs"), name, *sets))
+    def make(name: str, *sets: str, over: tuple[str, ...] = ()) -> WholeRun:
+        made.append(WholeRun(tmp_path_factory.mktemp("runs"), name, *sets, over=over))
         return made[-1]
 
     yield make

@@ -51,7 +51,7 @@ def test_it_was_asynchronous_within_the_budget(run: WholeRun) -> None:
     assert summary["max_staleness"] == 2
     assert summary["max_staleness_trained"] <= 2
     assert summary["mean_staleness_trained"] > 0
-    assert summary["tokens"]["generated_during_updates"] > 0
+    assert summary["tokens"]["generated_during_updates"] >= 0.3 * summary["tokens"]["generated"]
 
 
 def test_the_seconds_add_up(run: WholeRun) -> None:

@@ -21,6 +21,12 @@ RECIPES = [
     {"objective": "ppo", "aggregation": "token_mean", "engine": "icepop", "engine_low": 0.95, "engine_high": 1.05, "denominator": "kept"},
     {"objective": "cispo", "aggregation": "constant", "constant": 6, "cap": 1.01, "estimator": "grpo"},
     {"objective": "score", "aggregation": "constant", "constant": 6, "group_mass_cap": 1.0, "estimator": "rloo"},
+    {"objective": "unit", "engine": "icepop", "engine_low": 0.95, "engine_high": 1.05},
+    {"objective": "luspo", "aggregation": "sequence_mean", "clip_low": 0.01, "clip_high": 0.01},
+    {"objective": "ripo", "filter": "geometric", "filter_low": 0.99, "filter_high": 1.01},
+    {"objective": "fdiv", "divergence": "tv", "delta": 1e-3, "filter": "veto", "filter_threshold": 0.9},
+    {"objective": "tapo", "aggregation": "length_weighted", "clip_low": 0.02, "clip_high": 0.03},
+    {"objective": "minirl", "aggregation": "length_weighted", "engine": "kpop", "kpop_threshold": 1e-4},
 ]
 
 
@@ -71,7 +77,7 @@ def total(config: Config, lease: LeaseRows, ready: Prepared, cur: Tensor, *, ran
     return float(loss.detach()), cur.grad
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r['objective']}-{r['aggregation']}")
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r['objective']}-{r.get('aggregation', 'token_mean')}")
 def test_splits_and_paddings_change_nothing(folder: Path, recipe: dict[str, object]) -> None:
     config = tiny_config(folder, recipe=recipe)
     lease = make_lease(config)
@@ -88,7 +94,7 @@ def test_splits_and_paddings_change_nothing(folder: Path, recipe: dict[str, obje
         assert not other_gradient[:, cur.shape[1] :].any()
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r['objective']}-{r['aggregation']}")
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r['objective']}-{r.get('aggregation', 'token_mean')}")
 def test_nan_in_every_masked_slot_changes_no_bit(folder: Path, recipe: dict[str, object]) -> None:
     config = tiny_config(folder, recipe=recipe)
     lease = make_lease(config)

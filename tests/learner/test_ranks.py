@@ -15,7 +15,7 @@ from learner.checkpoint import complete_versions
 from replay.audit import audit
 from replay.reader import RunReader
 from tests.support.learning import LearningDaemon, acting, make_run_config
-from tests.support.ranks_main import CASES
+from tests.support.ranks_main import CASES, RECIPES
 from tests.support.tiny_model import VOCAB, make_tiny_model
 
 pytestmark = [pytest.mark.deepspeed, pytest.mark.timeout(300)]
@@ -61,6 +61,15 @@ def test_scoring_live_and_under_other_weights_agrees(facts: Facts, ranks: int, c
     assert found["scored"] == pytest.approx(reference["scored"], abs=1e-3)
     assert found["swap"] == pytest.approx(reference["swap"], abs=1e-3)
     assert np.abs(np.array(found["swap"]) - np.array(found["scored"])).max() > 0.01
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_a_recipe_reads_beside_the_lease_is_the_same_on_every_rank(facts: Facts, recipe: str, stage: int) -> None:
+    reference, found = facts[1]["recipes"][f"{recipe}, zero 0"], facts[2]["recipes"][f"{recipe}, zero {stage}"]
+    for one, two in zip(reference, found, strict=True):
+        assert two == pytest.approx(one, rel=2e-3, abs=2e-5)
+    assert reference[2]["kl"] > 1e-4
 
 
 def test_the_gradient_is_not_trivial(facts: Facts) -> None:

@@ -50,6 +50,11 @@ def test_a_step_learns_and_its_learning_rate_decays_linearly(folder: Path) -> No
     assert engine.steps == 5
 
 
+def test_the_learning_rate_rises_over_the_warm_up_and_then_decays(folder: Path) -> None:
+    engine = make_engine(tiny_config(folder, learner={"updates": 5, "lr": 1e-3, "lr_final_ratio": 0.2, "lr_warmup_updates": 2}))
+    assert [engine.lr_share(step) for step in range(6)] == pytest.approx([0.5, 0.8, 0.6, 0.4, 0.2, 0.2])
+
+
 def test_a_lease_without_signal_changes_nothing(engine: TrainEngine, config: Config) -> None:
     update(engine, config, anchored_by(engine, make_lease(config, seed=1)))  # so that there is optimizer state to change
     before = state_hash(engine)

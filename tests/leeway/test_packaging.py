@@ -33,6 +33,8 @@ def test_the_demo_config_is_shipped() -> None:
 def test_the_configuration_page_is_current() -> None:
     done = subprocess.run([sys.executable, "scripts/config_reference.py", "--check"], cwd=ROOT, check=False)
     assert done.returncode == 0, "run: python scripts/config_reference.py"
+    done = subprocess.run([sys.executable, "scripts/recipe_reference.py", "--check"], cwd=ROOT, check=False)
+    assert done.returncode == 0, "run: python scripts/recipe_reference.py"
 
 
 def test_requirements_are_pinned_and_constraints_agree() -> None:

@@ -44,9 +44,10 @@ def make_engine(config: Config) -> TrainEngine:
 def make_lease(config: Config, *, seed: int = 0, version_in: int = 0, versions: Sequence[int] = (0,), rewards: list[float] | None = None,
                anchored: bool = True) -> LeaseRows:
     """`groups_per_update` groups of n random responses. Row i was sampled under versions[i % len]; mu and old are random and alike.
-    Rewards default to a pattern that differs within every group."""
+    Rewards default to a pattern that differs within every group. With sampling.top_logprobs = k the sampled token is the first of k."""
     rng = np.random.default_rng(seed)
-    sampling = Sampling(config.sampling.temperature, config.sampling.max_new_tokens)
+    top = config.sampling.top_logprobs
+    sampling = Sampling(config.sampling.temperature, config.sampling.max_new_tokens, top_logprobs=top)
     heads, payloads, anchors, group_ids = [], [], {}, []
     for group in range(config.learner.groups_per_update):
         prompt = rng.integers(3, VOCAB, 3 + group)
@@ -59,7 +60,10 @@ def make_lease(config: Config, *, seed: int = 0, version_in: int = 0, versions: 
             mu = np.minimum(old + rng.normal(0, 0.05, length), 0).astype(np.float32)
             heads.append(RolloutHead(rollout_id, f"o{group}", 0, sample, len(prompt), length, (Span(version, 0, length),), "stop", sampling,
                                      "f", Scored(reward)))
-            payloads.append(unpack_payload(heads[-1], pack_payload(prompt, rng.integers(3, VOCAB, length), mu)))
+            ids = rng.integers(3, VOCAB, length)
+            top_ids = (ids[:, None] + np.arange(top)) % VOCAB if top else None
+            top_mu = np.concatenate([mu[:, None], np.full((length, top - 1), -4.0)], 1) if top else None
+            payloads.append(unpack_payload(heads[-1], pack_payload(prompt, ids, mu, top_ids, top_mu)))
             if anchored:
                 anchors[rollout_id, 0] = Anchor("resident", old)
     return LeaseRows(1, version_in, group_ids, heads, payloads, anchors)

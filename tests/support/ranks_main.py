@@ -17,7 +17,7 @@ from learner.batch import LeaseRows
 from learner.deepspeed_engine import TrainEngine, digest_state
 from learner.publish import Publisher, read_version
 from learner.ranks import Ranks
-from tests.support.leases import live_scorer, make_engine, make_lease, tiny_config, update
+from tests.support.leases import TABLES, live_scorer, make_engine, make_lease, tiny_config, update
 
 CASES: dict[str, dict[str, Any]] = {
     "zero 0": {"zero_stage": 0}, "zero 2": {"zero_stage": 2}, "zero 3": {"zero_stage": 3},
@@ -25,6 +25,22 @@ CASES: dict[str, dict[str, Any]] = {
     "micro-batches of 3, zero 3": {"zero_stage": 3, "micro_batch_rows": 3}, "wide": {"zero_stage": 0, "length_bucket": 32},
     "chunked head, zero 0": {"zero_stage": 0}, "chunked head, zero 2": {"zero_stage": 2}, "chunked head, zero 3": {"zero_stage": 3},
 }
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "draws, whole KL, entropy": {"staleness": "sis", "kl": 2.0, "kl_estimator": "full", "entropy": 0.1},
+    "average, KL in the reward": {"base": "prox", "prox": "ewma", "ewma_reset": 0.0, "kl": 0.1, "kl_in": "reward"},
+    "zcpo": {"estimator": "zcpo"},
+}
+
+
+def run_recipe(model: Path, recipe: dict[str, Any], stage: int) -> list[dict[str, Any]]:
+    """Three updates that read the reference, the average or the engine's top log-probs; what each came to."""
+    config = tiny_config(model, learner={"micro_batch_rows": 2, "lr": 1e-3, "zero_stage": stage, "reference": "initial", "score_rows": 3},
+                         recipe=recipe, sampling={**TABLES["sampling"], "top_logprobs": 4})
+    engine, lease = make_engine(config), make_lease(config)
+    outcomes = [update(engine, config, lease) for _ in range(3)]
+    return [{"loss": outcome.steps[0]["loss"], "kl": outcome.metrics["kl"], "active": outcome.metrics["active"],
+             "entropy": outcome.metrics.get("entropy", 0.0)} for outcome in outcomes]
 
 
 def run_case(model: Path, out: Path, name: str, learner: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +92,9 @@ def swap(engine: TrainEngine, lease: LeaseRows, state: dict[str, torch.Tensor]) 
 def main() -> None:
     model, out = Path(sys.argv[1]), Path(sys.argv[2])
     chunked_head.CHUNK_LOGITS, chunked_head.LEAST_ROWS = 0, 7
-    facts = {name: run_case(model, out, name, learner) for name, learner in CASES.items()}
+    facts: dict[str, Any] = {name: run_case(model, out, name, learner) for name, learner in CASES.items()}
+    logprobs.CHUNKED_FROM = 4096
+    facts["recipes"] = {f"{name}, zero {stage}": run_recipe(model, recipe, stage) for name, recipe in RECIPES.items() for stage in (0, 3)}
     if Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size(), "cpu").is_first:
         (out / "facts.json").write_text(json.dumps(facts))
 

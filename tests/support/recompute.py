@@ -58,5 +58,25 @@ def icepop_ppo_token_mean(
     return total / tokens, weights
 
 
+def icepop_gmc_score(
+    rows: list[dict[str, Any]], *, low: float, high: float, cap_per_response: float, constant: int
+) -> tuple[float, list[float], int]:
+    """The loss of one optimizer step, every token's weight, and how many groups were cut. The group's mass is the sum over its responses of
+    the whole response's prox/mu; IcePop only masks."""
+    mass = [math.exp(sum(prox - mu for prox, mu in zip(row["prox"], row["mu"], strict=True))) for row in rows]
+    total, weights, cut = 0.0, [], set()
+    for row, own in zip(rows, mass, strict=True):
+        group = [(other["reward"], part) for other, part in zip(rows, mass, strict=True) if other["group"] == row["group"]]
+        advantage = row["reward"] - sum(reward for reward, _ in group) / len(group)
+        cap, whole = cap_per_response * len(group), sum(part for _, part in group)
+        if whole > cap:
+            cut.add(row["group"])
+        for mu, old, cur in zip(row["mu"], row["old"], row["cur"], strict=True):
+            weight = own * min(1.0, cap / whole) if low <= math.exp(old - mu) <= high else 0.0
+            total -= weight * advantage * cur
+            weights.append(weight)
+    return total / (len(rows) * constant), weights, len(cut)
+
+
 def open_store(run: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{run}/replay.sqlite?mode=ro", uri=True)

@@ -68,7 +68,9 @@ class RunBuilder:
     """Two groups of two samples per update. `update()`: all that one update needs, from orders to commit. Rewards
     alternate 1, 0; the oldest tokens are one version old."""
 
-    def __init__(self, run_dir: Path, *, updates: int = 4, on_missing: str = "mask", **replay: Any) -> None:
+    def __init__(
+        self, run_dir: Path, *, updates: int = 4, on_missing: str = "mask", recipe: dict[str, Any] | None = None, **replay: Any
+    ) -> None:
         self.run_dir = run_dir
         for folder in ("weights", "checkpoints"):
             (run_dir / folder).mkdir(parents=True)
@@ -85,6 +87,7 @@ class RunBuilder:
                 "anchor": {"on_missing": on_missing},
                 "learner": {"updates": updates, "groups_per_update": 2, "keep_checkpoints": 1},
                 "eval": {"samples": 2},
+                "recipe": recipe or {},
             }
         )
         (run_dir / "config.json").write_text(json.dumps(self.config.model_dump(mode="json")))

@@ -16,9 +16,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class WholeRun:
-    def __init__(self, folder: Path, name: str, *sets: str) -> None:
+    def __init__(self, folder: Path, name: str, *sets: str, over: tuple[str, ...] = ()) -> None:
+        """`over`: shipped configs laid over the demo's."""
         self.dir = folder / name
-        self.words = [str(ROOT / "configs" / "tiny-cpu.toml"), "--name", name]
+        self.words = [*(str(ROOT / "configs" / config) for config in ("tiny-cpu.toml", *over)), "--name", name]
         for item in (f"run.dir={folder}", "replay.endpoint=tcp://127.0.0.1:0", *sets):
             self.words += ["--set", item]
         self._seen: dict[psutil.Process, str] = {}
