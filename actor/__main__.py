@@ -14,31 +14,41 @@ from configs.arguments import parse
 from configs.schema import Config
 from replay.client import AsyncClient
 from verifier.pool import VerifierPool
+from wire.keys import client_keys
 from wire.process import run_main, set_up_logging
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit codes: 0 the run is done, 1 it cannot go on, 2 bad config, 75 try again, 130 interrupted."""
     arguments = parse(sys.argv[1:] if argv is None else argv, "leeway actor")
-    return run_main(lambda: asyncio.run(serve(arguments.config)))
+    return run_main(lambda: asyncio.run(serve(arguments.config, arguments.run_dir)))
 
 
-async def serve(config: Config) -> None:
+def log_home(run_dir: Path, local: Path) -> Path:
+    """The run directory where it is visible, else this machine's own folder of the same name."""
+    home = run_dir if os.access(run_dir / "logs", os.W_OK) else local
+    (home / "logs").mkdir(parents=True, exist_ok=True)
+    return home
+
+
+async def serve(config: Config, local: Path) -> None:
     name = config.actor.name or re.sub("[^A-Za-z0-9.-]", "-", f"{socket.gethostname()}-{os.getpid()}")
     set_up_logging(f"actor {name}", config.logging.level)
 
     def make_host(run_dir: Path) -> StartedEngine | AttachedEngine:
-        set_up_logging(f"actor-{name}", config.logging.level, run_dir)
-        return host_for(config, name, run_dir / "logs" / f"engine-{name}.log")
+        home = log_home(run_dir, local)
+        set_up_logging(f"actor-{name}", config.logging.level, home)
+        return host_for(config, name, home / "logs" / f"engine-{name}.log")
 
     host_for(config, name, Path(os.devnull))  # says what is wrong with the config before anybody is waited for
 
     def make_tokeniser() -> Tokeniser:
         return Tokeniser(config.model.path, config.task.chat)
 
+    keys = client_keys(config.security, config.security.actor_key)
     pool = VerifierPool(config.task.verifier, deadline_s=config.task.deadline_s, slots=config.actor.verifier_slots,
                         arguments=config.task.verifier_arguments)
-    client = AsyncClient(config.replay.endpoint)
+    client = AsyncClient(config.replay.endpoint, keys)
     try:
         await pool.start()
         await Actor(config, name, client, make_host, make_tokeniser, pool).run()

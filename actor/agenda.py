@@ -59,6 +59,12 @@ class Agenda:
         self._newest: VersionNotice | None = None
         self._blocked: set[int] = set()
         self._returned: set[int] = set()
+        self.held_back = False
+        """Set from outside while there is no room for further answers: nothing is asked for, and no request begun."""
+
+    def adopt(self, orders: list[WorkOrder]) -> None:
+        """Orders that an earlier life answered: they wait in its outbox to be acknowledged."""
+        self._unsettled.update({group_id(order): order for order in orders})
 
     def holding(self) -> list[str]:
         """Ids of the groups that were granted and have no acknowledged outcome yet."""
@@ -66,7 +72,7 @@ class Agenda:
 
     def want(self) -> int:
         """How many orders to ask for: what the engine takes at once and one request more, so that it never waits for a grant."""
-        if self._returned:
+        if self._returned or self.held_back:
             return 0
         taken = rows_of(self._queue) + sum(map(rows_of, self._running))
         return max(0, (self._slots + 1) * self._rows - taken) // self._n
@@ -87,7 +93,7 @@ class Agenda:
         newest = self._newest
         if newest is not None and newest.version != held and newest.version not in self._blocked:
             return None if self._running and self._mode == "drain" else Load(newest)
-        if held is None or not self._queue or len(self._running) >= self._slots:
+        if held is None or not self._queue or len(self._running) >= self._slots or self.held_back:
             return None
         return self._start(self._queue[0])
 
@@ -124,7 +130,7 @@ class Agenda:
         if order is None:
             return None
         if order.version == held and (self._eval_running() or not self._running):
-            return self._start(order) if len(self._running) < self._slots else None
+            return self._start(order) if len(self._running) < self._slots and not self.held_back else None
         if self._running:
             return None
         version = order.version or 0

@@ -1,6 +1,6 @@
 """The actor: pull orders, keep the engine at the right version, generate, have the answers judged, put them. One coroutine per step.
 
-    pull  ->  Agenda  ->  work: load | start | give back  ->  answer: generate  ->  judge  ->  Outbox  ->  send
+    pull  ->  Agenda  ->  work: load | start | give back  ->  answer: generate  ->  judge  ->  Outbox: write  ->  send
 """
 
 import asyncio
@@ -12,7 +12,8 @@ from pathlib import Path
 from actor.agenda import Agenda, Load, Return, Start
 from actor.collect import RequestTimes, collect, fingerprint_of, group_id, request_for, to_verify
 from actor.engine import Generated
-from actor.outbox import Client, Outbox
+from actor.fetch import Fetcher
+from actor.outbox import Client, Outbox, open_file, outbox_folder
 from actor.probe import ProbeCheck
 from actor.requests import Requests, prepare
 from actor.service import EngineHost, EngineService
@@ -56,7 +57,7 @@ class Actor:
         await self._hello()
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                for step in (self._pull(), self._work(), self._send(), self._outbox.send_notes()):
+                for step in (self._pull(), self._work(), self._outbox.write(), self._send(), self._outbox.send_notes()):
                     self._tasks.create_task(step)
         except BaseExceptionGroup as errors:
             first, *others = errors.exceptions
@@ -72,10 +73,14 @@ class Actor:
         welcome, _ = await self._client.call(hello)
         assert isinstance(welcome, Welcome)
         self._epoch = welcome.epoch
-        self._outbox = Outbox(self._client, self._epoch, self._config.actor.max_quarantined)
         actor, model, run_dir = self._config.actor, self._config.model, Path(welcome.run_dir)
+        file = await open_file(outbox_folder(actor.outbox, run_dir), self._name, welcome.run_id)
+        self._outbox = Outbox(self._client, self._epoch, actor.max_quarantined, file, actor.outbox_mb << 20)
+        for outcome in file.found.values():
+            self._agenda.adopt(outcome.orders)
         host = self._make_host(run_dir)
-        self._weights = PrivateWeights(run_dir, Path(model.path), actor.round_weights)
+        self._weights = PrivateWeights(run_dir, Path(model.path), actor.round_weights,
+                                       fetcher=Fetcher(self._client, self._epoch, actor.fetch_weights))
         exact = (model.dtype, actor.dtype, actor.round_weights) == ("float32", "float32", "none")
         self._service = EngineService(host, self._weights, actor.on_new_weights, ProbeCheck(exact), self._outbox.note)
         self._requests = Requests(self._service)
@@ -94,6 +99,7 @@ class Actor:
         """Orders and notices come in; also the heartbeat. Never waits for the engine."""
         while True:
             asked, held = time.monotonic(), self._service.held
+            self._agenda.held_back = self._outbox.full
             want = 0 if self._service.in_doubt else self._agenda.want()
             wait_s = PULL_S if want else POLL_S
             work, _ = await self._client.call(Pull(self._epoch, -1 if held is None else held, want, wait_s, self._agenda.holding()))
@@ -114,6 +120,7 @@ class Actor:
         while not self._over:
             await self._service.ready()
             self._changed.clear()
+            self._agenda.held_back = self._outbox.full
             match self._agenda.next(self._service.held):
                 case Load(notice):
                     await self._load(notice)
@@ -182,6 +189,7 @@ class Actor:
         while True:
             sent = await self._outbox.send_next()
             self._agenda.settled(sent.orders)
+            self._changed.set()  # there may be room again
 
     async def _give_back(self, orders: list[WorkOrder], reason: str) -> None:
         await self._client.call(GiveBack(self._epoch, list(map(group_id, orders)), reason))
@@ -189,7 +197,7 @@ class Actor:
 
     async def _leave(self) -> None:
         try:
-            if held := self._agenda.holding():
+            if held := [group for group in self._agenda.holding() if group not in self._outbox.on_disk]:
                 async with asyncio.timeout(GOODBYE_S):
                     await self._client.call(GiveBack(self._epoch, held, "actor_stopped"))
         except (TimeoutError, LeewayError) as error:
@@ -197,3 +205,4 @@ class Actor:
         finally:
             await self._service.stop()
             self._weights.close()
+            self._outbox.close(discard=self._over)

@@ -82,6 +82,7 @@ class EngineService:
     async def load(self, notice: VersionNotice) -> Proved:
         """Swap to a version. Raises WeightsError or EngineError when it is not taken: the engine then serves what it did before, or nothing
         if that was nothing; RunError when it cannot be brought back."""
+        await self._weights.bring(notice)  # may take long: the engine is served meanwhile
         async with self._lock:
             loadable = await asyncio.to_thread(self._weights.take, notice)
             try:

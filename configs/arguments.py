@@ -32,6 +32,8 @@ def parser(prog: str) -> argparse.ArgumentParser:
     build.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one key, e.g. replay.max_staleness=4")
     build.add_argument("--resume", action="store_true", help="go on with an existing run")
     build.add_argument("--dry-run", action="store_true", help="print the resolved config and exit")
+    if prog == "replay":
+        build.add_argument("--verify", metavar="RUN", help="instead of all this: check the store of a run; exit 3 when it has findings")
     return build
 
 

@@ -14,7 +14,7 @@ from configs.rules import check_tree
 
 SHARED = ("model", "sampling", "task", "replay", "recipe")
 SHARED_EXCEPT = {"replay": ("endpoint",)}
-RESUMABLE = ("replay.max_staleness", "replay.endpoint", "learner.lr", "learner.updates", "eval", "logging", "actor")
+RESUMABLE = ("replay.max_staleness", "replay.endpoint", "learner.lr", "learner.updates", "eval", "logging", "actor", "security")
 
 
 class Model(Table):
@@ -80,6 +80,7 @@ class Sampling(Table):
 
 class Replay(Table):
     endpoint: str = "tcp://127.0.0.1:5757"
+    """tcp://ADDRESS:PORT. An address beyond loopback needs `security.keys`."""
     max_staleness: Annotated[int, Field(ge=0)] = 2
     """Staleness budget in weight versions, measured at a group's oldest token. 0 is synchronous."""
     max_rollouts: Positive = 100_000
@@ -107,6 +108,8 @@ class Actor(Table):
     url: str | None = None
     """Attach to an SGLang server that somebody else runs, instead of starting one."""
     api_key_file: str | None = None
+    fetch_weights: bool = False
+    """Get weight files from replay even where the run directory is visible. Elsewhere that is what happens anyway."""
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
     max_total_tokens: Positive = 16_384
@@ -114,6 +117,11 @@ class Actor(Table):
     """A request to the engine has up to this many x sampling.n rows."""
     requests_in_flight: Positive = 2
     """Requests that the engine works on at once; orders of one more are held ready."""
+    outbox: str | None = None
+    """Folder of the outbox: finished groups until replay has acknowledged them. Default: <run>/outbox; where the run's folder is not on this
+    machine, outbox/<run>. On a local disk."""
+    outbox_mb: Positive = 256
+    """Payload in the outbox at which the engine is held back."""
     verifier_slots: Positive = 1
     """Verifier processes; one judges a group at a time."""
     engine_args: list[str] = []
@@ -166,8 +174,20 @@ class Eval(Table):
     """Use only the first so many held-out prompts."""
 
 
+class Security(Table):
+    """Who may talk to replay. Without keys, only processes of the same machine, over loopback."""
+
+    keys: str | None = None
+    """Folder made by `leeway keys`. Needed for any address beyond loopback; with it every connection is encrypted, and who is not on its
+    list gets nothing across."""
+    actor_key: Annotated[str, Field(pattern="^[a-z0-9_-]{1,32}$")] = "actor"
+    """Which key of the folder an actor proves itself with. Replay knows it by this name, whatever it says itself."""
+
+
 class Logging(Table):
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    watchdog_s: Seconds = 30.0
+    """When nothing has moved for this long, replay says what it waits for."""
 
 
 class Run(Table):
@@ -188,6 +208,7 @@ class Config(Table):
     anchor: Anchor = Anchor()
     recipe: Recipe = Recipe()
     eval: Eval = Eval()
+    security: Security = Security()
     logging: Logging = Logging()
     run: Run = Run()
 

@@ -8,6 +8,7 @@ from configs.schema import Config
 from learner.stop import Stop
 from learner.stopwatch import Stopwatch
 from replay.client import BlockingClient
+from wire.keys import LEARNER, client_keys
 from wire.process import INTERRUPTED, run_main
 
 
@@ -25,7 +26,8 @@ def learn(config: Config) -> int:
     stop.install()
     from learner.assemble import assemble  # torch and DeepSpeed read the environment when imported
 
-    learner = assemble(config, lambda: BlockingClient(config.replay.endpoint), stop, stopwatch)
+    keys = client_keys(config.security, LEARNER)
+    learner = assemble(config, lambda: BlockingClient(config.replay.endpoint, keys), stop, stopwatch)
     try:
         return 0 if learner.run() else INTERRUPTED
     finally:

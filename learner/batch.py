@@ -13,7 +13,7 @@ from torch import Tensor
 
 from learner.scoring import Row, round_up
 from wire.errors import RunError
-from wire.messages import Leased
+from wire.messages import AnchorHead, Leased
 from wire.record import ANCHOR_SOURCES, F32, AnchorSource, Payload, RolloutHead, Scored, payload_size, unpack_payload
 
 SpanKey = tuple[str, int]
@@ -76,12 +76,18 @@ def read_lease(reply: Leased, bulk: bytes, version_in: int, max_staleness: int) 
                            f"must not train on it with max_staleness = {max_staleness}")
         if not isinstance(head.verdict, Scored):
             raise RunError(f"rollout {head.rollout_id} was leased without a reward")
-    payloads, start = read_payloads(reply.heads, bulk)
+    return lease_rows(reply.update, version_in, reply.group_ids, reply.heads, reply.anchors, bulk)
+
+
+def lease_rows(update: int, version_in: int, group_ids: list[str], heads: list[RolloutHead], anchor_heads: Sequence[AnchorHead],
+               bulk: bytes) -> LeaseRows:
+    """`bulk`: the payloads of `heads`, then the float32 log-probs of `anchor_heads`. Raises ProtocolError."""
+    payloads, start = read_payloads(heads, bulk)
     anchors = {}
-    for anchor in reply.anchors:
+    for anchor in anchor_heads:
         anchors[anchor.rollout_id, anchor.span] = Anchor(anchor.source, np.frombuffer(bulk, F32, anchor.count, start))
         start += 4 * anchor.count
-    return LeaseRows(reply.update, version_in, reply.group_ids, reply.heads, payloads, anchors)
+    return LeaseRows(update, version_in, group_ids, heads, payloads, anchors)
 
 
 @dataclass(frozen=True)

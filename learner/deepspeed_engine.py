@@ -50,6 +50,8 @@ class TrainEngine:
         self.parameters = dict(self.policy.model.named_parameters())
         self.reference, self.memory = load_reference(config, policy), Memory()
         self.steps = 0
+        self.rates: list[float] = []
+        """Learning rates of the coming steps where they are not the scheduler's: an update that is run again uses those of its record."""
 
     def lr_share(self, step: int) -> float:
         """Share of the base learning rate for optimizer step `step`, counted from 0: linear to `lr_final_ratio` at the last, times a rise
@@ -73,6 +75,8 @@ class TrainEngine:
 
     def step(self) -> tuple[float, float]:
         """One optimizer step: the gradient's global norm before clipping, and the learning rate used. RunError when it is not finite."""
+        if self.rates:
+            self._set_lr(self.rates.pop(0))
         lr = self.optimizer.param_groups[0]["lr"]
         norm = self._own_grad_norm()
         self.engine.step()
@@ -88,7 +92,11 @@ class TrainEngine:
         self.scheduler.base_lrs = [self.base_lr] * len(self.scheduler.base_lrs)
         for group in self.optimizer.param_groups:
             group["initial_lr"] = self.base_lr
-            group["lr"] = self.base_lr * self.lr_share(self.scheduler.last_epoch)
+        self._set_lr(self.base_lr * self.lr_share(self.scheduler.last_epoch))
+
+    def _set_lr(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
 
     def _own_grad_norm(self) -> float | None:
         """DeepSpeed keeps no norm at stage 0; there every rank holds the whole reduced gradient."""

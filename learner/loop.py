@@ -18,12 +18,13 @@ from learner.deepspeed_engine import TrainEngine
 from learner.measure import seen_by_alarms
 from learner.publish import Publisher
 from learner.record import RecordMaker
+from learner.rerun import differences, next_past, rerun
 from learner.session import Session
-from learner.start import load_newest
+from learner.start import Loaded, load_again, load_newest
 from learner.stopwatch import Stopwatch
 from learner.update import Outcome, run_update
-from wire.errors import RunError
-from wire.manifest import FILE
+from wire.errors import RunError, TryAgainError
+from wire.manifest import FILE, version_path
 from wire.messages import (
     Checkpointed,
     Commit,
@@ -89,16 +90,49 @@ class Learner:
 
     # ------------------------------------------------------------ steps
     def start(self) -> None:
-        """Version 0, or the newest checkpoint; updates committed after it are forked away, and counted lost."""
-        committed = self.committed
-        if committed is None:
+        """Version 0, or the newest checkpoint and the updates committed after it, run again."""
+        if self.committed is None:
             self.call(Initial(self.session.epoch, self.publish(0, None)))
-        elif (loaded := load_newest(self.engine, self.session, self.run_dir, committed)).version == committed.version:
-            self.hold(committed, self.engine.full_state())
-            self.checkpointed = loaded.version if loaded.from_checkpoint else None
         else:
-            self.call(Fork(self.session.epoch, loaded.version, self.publish(committed.version + 1, loaded.version)))
+            loaded = load_newest(self.engine, self.session, self.run_dir, self.committed)
+            self.hold(loaded.notice, self.engine.full_state())
+            self.checkpointed = loaded.notice.version if loaded.checkpoint else None
+            if not self.catch_up(self.committed):
+                self.fork(loaded, self.committed)
         self.save()
+
+    def catch_up(self, committed: VersionNotice) -> bool:
+        """Run again what was committed after the checkpoint, each weights digest checked. False when that is not possible here. Asked to
+        stop, it leaves off where it is: that version is committed, too."""
+        while not self.interrupted():
+            try:
+                past = next_past(self.session, self.version, self.update)
+            except TryAgainError as error:
+                log.warning("cannot catch up: %s", error)
+                return False
+            if past is None:
+                break
+            record, again = past.record, rerun(self.engine, self.config, past, self.anchors.score_live)
+            if odd := differences(past, again):
+                log.warning("update %d was run again and came out otherwise: %s", record.update, "; ".join(odd))
+            if again.weights_digest != record.weights_digest_out:
+                return False
+            self.hold(VersionNotice(record.version_out, version_path(record.version_out), "", again.weights_digest), again.weights)
+            self.note_update(record.update, skipped=record.skipped)
+            log.info("update %d was run again: version %d, as committed", record.update, self.version)
+        else:
+            return True
+        if self.weights_digest != committed.weights_digest:
+            return False
+        self.hold(committed, self.engine.full_state())  # after a fork, the same weights have a new number
+        return True
+
+    def fork(self, loaded: Loaded, committed: VersionNotice) -> None:
+        """Go on from the checkpoint under a new number; updates committed after it are given up, and counted lost."""
+        load_again(self.engine, self.run_dir, loaded)
+        before = loaded.notice.version
+        self.call(Fork(self.session.epoch, before, self.publish(committed.version + 1, before)))
+        self.update, self.skips_in_a_row = None, 0
 
     def wait_for_lease(self) -> LeaseRows | None:
         """The next lease; None when there is none yet, or all is done. First score what has arrived, if it fills a pass."""
@@ -134,13 +168,16 @@ class Learner:
         record = self.record.make(lease, outcome, self.version, self.weights_digest, metrics, self.seconds.take())
         reply, _ = self.call(Commit(self.session.epoch, record, notice), b"".join(data for _, _, data in outcome.columns))
         assert isinstance(reply, Committed)
-        self.update, self.all_committed = lease.update, reply.done
-        self.skips_in_a_row = self.skips_in_a_row + 1 if outcome.skipped else 0
+        self.all_committed = reply.done
+        self.note_update(lease.update, skipped=outcome.skipped)
         log.info("update %d: version %d, %s", lease.update, self.version,
                  "nothing to learn" if outcome.skipped else f"reward {metrics['reward']:.3f}, loss {metrics['loss']:.4f}")
         if self.skips_in_a_row >= self.config.learner.max_consecutive_skips:
             raise RunError(f"{self.skips_in_a_row} updates in a row had nothing to learn from: every group's rewards were equal, or every "
                            "token was masked; look at the rewards of this run")
+
+    def note_update(self, update: int, *, skipped: bool) -> None:
+        self.update, self.skips_in_a_row = update, self.skips_in_a_row + 1 if skipped else 0
 
     def raise_alarms(self, metrics: dict[str, Any]) -> None:
         """Adds `alarms` to an update's metrics; logs each when it begins."""

@@ -9,6 +9,7 @@ from configs.schema import Config
 from learner.batch import LeaseRows
 from learner.deepspeed_engine import TrainEngine, digest_state
 from learner.model import trainer_fingerprint
+from learner.rerun import engine_state
 from learner.update import Outcome
 from wire.digest import digest, digest_json
 from wire.messages import UpdateRecord
@@ -38,8 +39,7 @@ class RecordMaker:
 
     def make(self, lease: LeaseRows, outcome: Outcome, version_out: int, weights_digest: str, metrics: dict[str, Any],
              seconds: dict[str, float]) -> UpdateRecord:
-        state = self.fixed | {"optimizer_steps": self.engine.steps, "scheduler_step": self.engine.scheduler.last_epoch,
-                              **self.engine.memory.summary(), "rng": digest(torch.get_rng_state().numpy().tobytes())}
+        state = self.fixed | engine_state(self.engine)
         return UpdateRecord(
             update=lease.update, version_in=lease.version_in, version_out=version_out, skipped=outcome.skipped, group_ids=lease.group_ids,
             rollout_ids=[head.rollout_id for head in lease.heads], response_lens=[head.response_len for head in lease.heads],

@@ -1,4 +1,4 @@
-"""How a learner begins: publish version 0, or take up where the newest complete checkpoint is."""
+"""Where a learner that was there before takes up: the newest complete checkpoint. What was committed after it is run again (`rerun.py`)."""
 
 import logging
 from pathlib import Path
@@ -9,6 +9,7 @@ from learner.checkpoint import Checkpoint
 from learner.deepspeed_engine import TrainEngine, digest_state
 from learner.session import Session
 from wire.errors import RunError, TryAgainError
+from wire.manifest import version_path
 from wire.messages import Checkpointed
 from wire.record import VersionNotice
 
@@ -16,10 +17,10 @@ log = logging.getLogger(__name__)
 
 
 class Loaded(NamedTuple):
-    """What the engine holds, and whether that came from a checkpoint."""
+    """The version that the engine holds, and the checkpoint that it came from; None for the freshly loaded initial model."""
 
-    version: int
-    from_checkpoint: bool
+    notice: VersionNotice
+    checkpoint: Checkpoint | None
 
 
 def load_newest(engine: TrainEngine, session: Session, run_dir: Path, committed: VersionNotice) -> Loaded:
@@ -38,7 +39,16 @@ def load_newest(engine: TrainEngine, session: Session, run_dir: Path, committed:
     if version == committed.version and expected != committed.weights_digest:
         raise RunError(f"the checkpoint of version {version} does not hold the weights that were committed")
     log.info("go on from version %d (committed: %d)", version, committed.version)
-    return Loaded(version, one is not None)
+    return Loaded(VersionNotice(version, version_path(version), "", expected), one)
+
+
+def load_again(engine: TrainEngine, run_dir: Path, loaded: Loaded) -> None:
+    """What was loaded before, after steps were made that are given up. RunError when it was no checkpoint."""
+    if loaded.checkpoint is not None:
+        checkpoint.load(engine, run_dir, loaded.checkpoint)
+    elif engine.steps:
+        raise RunError("an update does not come out on this machine as it was committed, and there is no checkpoint to go back to: "
+                       "start a new run")
 
 
 def _choose(session: Session, run_dir: Path, newest: int) -> Checkpoint | None:

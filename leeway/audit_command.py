@@ -1,17 +1,20 @@
 """`leeway audit RUN [--rollout ID | --update U] [--json]`: check a run's record, and re-score a sample of it. Exit 0 clean, 3 findings."""
 
+import contextlib
 import json
+import os
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from leeway import rerunning
 from leeway.rescoring import rescore_sample
 from leeway.rollout_table import rollout_table, text
 from leeway.tools import one_line, tool_parser
 from replay.audit import audit
 
-BAD_USAGE, FINDINGS = 2, 3
+FINDINGS = 3
 SHOWN_PER_KIND = 10
 
 
@@ -56,6 +59,17 @@ def lines(values: dict[str, Any]) -> list[str]:
     return [f"{label:10} {line}" for label, line in shown]
 
 
+def rerun(run_dir: Path, update: int, *, as_json_text: bool) -> int:
+    """Prints on rank 0 only, when it runs under torchrun."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch and DeepSpeed read the environment when imported
+    with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed prints as it starts
+        found = rerunning.rerun_update(run_dir, update)
+    if os.environ.get("RANK", "0") == "0":
+        values = rerunning.as_json(run_dir, update, found)
+        print(json.dumps(values, indent=1) if as_json_text else "\n".join(rerunning.lines(run_dir, update, found)))
+    return FINDINGS if found.findings else 0
+
+
 def main(arguments: list[str]) -> int:
     parser = tool_parser("leeway audit", __doc__)
     which = parser.add_mutually_exclusive_group()
@@ -66,8 +80,7 @@ def main(arguments: list[str]) -> int:
 
     def body() -> int:
         if options.update is not None:
-            print("leeway: error: audit --update is not available in this version: it cannot run an update again yet", file=sys.stderr)
-            return BAD_USAGE
+            return rerun(options.run, options.update, as_json_text=options.json)
         if options.rollout is not None:
             values = rollout_table(options.run, options.rollout)
             print(json.dumps(values, indent=1) if options.json else text(values))

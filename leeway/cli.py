@@ -37,6 +37,18 @@ def _audit(arguments: list[str]) -> int:
     return main(arguments)
 
 
+def _export(arguments: list[str]) -> int:
+    from leeway.export_command import main
+
+    return main(arguments)
+
+
+def _sft_export(arguments: list[str]) -> int:
+    from leeway.sft_command import main
+
+    return main(arguments)
+
+
 def _report(arguments: list[str]) -> int:
     from leeway.report import main
 
@@ -61,6 +73,12 @@ def _recipes(arguments: list[str]) -> int:
     return main(arguments)
 
 
+def _keys(arguments: list[str]) -> int:
+    from leeway.keys_command import main
+
+    return main(arguments)
+
+
 class Command(NamedTuple):
     call: Callable[[list[str]], int]
     usage: str
@@ -70,13 +88,16 @@ class Command(NamedTuple):
 START = "CONFIG... [--name NAME] [--set KEY=VALUE]... [--resume] [--dry-run]"
 COMMANDS = {
     "run": Command(_run, START, "start a whole run on this machine: replay, actors, learner; supervise it"),
-    "replay": Command(_daemon("replay"), START, "the replay daemon: owns the run's store, hands out work, keeps the books"),
+    "replay": Command(_daemon("replay"), f"{START} | --verify RUN", "the replay daemon: owns the run's store, hands out work, keeps the books"),
     "actor": Command(_daemon("actor"), START, "one actor with its SGLang server: generates and verifies"),
     "learner": Command(_daemon("learner"), START, "the learner: scores, corrects, updates, publishes weights"),
     "stats": Command(_stats, "RUN [--json]", "where a run stands, and whether its books balance"),
     "audit": Command(_audit, "RUN [--rollout ID | --update U] [--json]", "check a run's record, and re-score a sample of it"),
+    "export": Command(_export, "RUN --format parquet|jsonl [--out FILE]", "write a run's rollouts with their log-probs and outcomes"),
+    "sft-export": Command(_sft_export, "RUN --min-reward R [--out FILE]", "write a run's verified responses as a supervised set"),
     "report": Command(_report, "RUN", "write report.html of a run"),
     "whatif": Command(_whatif, "RUN --update U [--json]", "one recorded batch under every corrector and recipe, side by side"),
+    "keys": Command(_keys, "FOLDER [NAME...]", "make the keys that let actors on other machines in"),
     "doctor": Command(_doctor, "", "does this machine have what Leeway needs"),
     "recipes": Command(_recipes, "", "the named recipes, and what a recipe can be made of"),
 }
@@ -84,7 +105,7 @@ COMMANDS = {
 
 def usage() -> str:
     lines = ["usage: leeway COMMAND ...", "", "Asynchronous off-policy RL for language models.", ""]
-    lines += [f"  {name:9}{command.help}" for name, command in COMMANDS.items()]
+    lines += [f"  {name:11}{command.help}" for name, command in COMMANDS.items()]
     lines += ["", "`leeway COMMAND --help` says more; docs/commands.md says it all."]
     return "\n".join(lines)
 

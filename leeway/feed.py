@@ -6,6 +6,7 @@ from typing import Any
 
 from wire import codec
 from wire.errors import ProtocolError
+from wire.keys import ClientKeys
 from wire.messages import Stats, StatsReply
 from wire.sockets import Dealer
 
@@ -16,8 +17,8 @@ FORGET_S = 3.0
 
 
 class Feed:
-    def __init__(self, endpoint: str) -> None:
-        self._dealer = Dealer(endpoint)
+    def __init__(self, endpoint: str, keys: ClientKeys | None = None) -> None:
+        self._dealer = Dealer(endpoint, keys)
         self._seq = 0
         self._asked_at = float("-inf")
         self.waiting = False
@@ -25,6 +26,8 @@ class Feed:
     def poll(self) -> dict[str, Any] | None:
         """The newest answer that has arrived since the last call, None when there is none. Asks again when it is time."""
         newest = None
+        if self._dealer.dropped():  # what was asked may not have been read
+            self.waiting = False
         while frames := self._dealer.receive():
             try:
                 seq, reply, _ = codec.decode(frames)

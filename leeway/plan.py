@@ -42,9 +42,10 @@ def _learner(config: Config) -> tuple[str, ...]:
     return ("leeway.ranks", "--nproc-per-node", str(config.learner.ranks), "--master-port", str(free_port("127.0.0.1")), "-m", "learner")
 
 
-def settle_endpoint(endpoint: str) -> str:
-    """The endpoint itself, or with a free port in place of port 0. Raises ConfigError when it is not loopback, or in use."""
-    host, _, port = check_endpoint(endpoint).removeprefix("tcp://").rpartition(":")
+def settle_endpoint(endpoint: str, *, keyed: bool = False) -> str:
+    """The endpoint itself, or with a free port in place of port 0. Raises ConfigError when it is beyond loopback without keys, or
+    in use."""
+    host, _, port = check_endpoint(endpoint, keyed=keyed).removeprefix("tcp://").rpartition(":")
     try:
         found = free_port(host.strip("[]"), int(port) if port.isdigit() else 0)
     except OSError as error:

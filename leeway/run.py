@@ -18,6 +18,7 @@ from replay.reader import STORE
 from replay.rundir import check_run
 from replay.summary import write_summary
 from wire.errors import ConfigError, RunError
+from wire.keys import LEARNER, ClientKeys, client_keys
 from wire.process import CANNOT_GO_ON, INTERRUPTED, PARENT, run_main
 
 TICK_S = 0.1
@@ -36,13 +37,14 @@ def run(arguments: list[str]) -> int:
     options = parse(arguments, "leeway run")
     given = parser("leeway run").parse_args(arguments)
     check_run(options)
-    endpoint = settle_endpoint(options.config.replay.endpoint)
+    keys = client_keys(options.config.security, LEARNER)
+    endpoint = settle_endpoint(options.config.replay.endpoint, keyed=keys is not None)
     if options.config.cold_start is not None:
         make_cold_start(given.configs, given.set)
     plan = make_plan(options, given.configs, [*given.set, f"replay.endpoint={endpoint}"])
     screen = open_screen(options.config, options.run_dir)
     try:
-        return Session(plan, options.run_dir, endpoint, screen).run()
+        return Session(plan, options.run_dir, endpoint, screen, keys).run()
     finally:
         screen.close()
 
@@ -63,12 +65,12 @@ def make_cold_start(files: list[Path], sets: list[str]) -> None:
 class Session:
     """The programs of one run, from their start to the last exit."""
 
-    def __init__(self, plan: Plan, run_dir: Path, endpoint: str, screen: Screen) -> None:
+    def __init__(self, plan: Plan, run_dir: Path, endpoint: str, screen: Screen, keys: ClientKeys | None = None) -> None:
         self._run_dir, self._screen = run_dir, screen
         self._replay, self._learner = Program(plan.replay), Program(plan.learner)
         self._actors = [Program(spec) for spec in plan.actors]
         self._supervisor = Supervisor([self._replay, *self._actors, self._learner], screen.say)
-        self._feed = Feed(endpoint)
+        self._feed = Feed(endpoint, keys)
         self._interrupts = 0
 
     def run(self) -> int:

@@ -1,4 +1,7 @@
-"""`leeway stats RUN [--json]`: where a run stands, and whether its books balance. Reads the store alone; the daemons need not run."""
+"""`leeway stats RUN [--json]`: where a run stands, and whether its books balance. Reads the store alone; the daemons need not run.
+
+Exit 0; 2 when there is no such run; 3 when the books do not balance or a rollout was trained twice.
+"""
 
 import json
 from pathlib import Path
@@ -11,6 +14,8 @@ from replay.books import books, imbalance
 from replay.reader import RunReader
 from replay.rows import ActorRow, EvalRow
 from replay.summary import TRAINED_SPANS, TRAINED_TWICE
+
+FINDINGS = 3
 
 
 def stats(run_dir: Path) -> dict[str, Any]:
@@ -115,6 +120,6 @@ def main(arguments: list[str]) -> int:
     def body() -> int:
         values = stats(options.run)
         print(json.dumps(values, indent=1) if options.json else text(options.run.resolve().name, values))
-        return 0
+        return FINDINGS if values["unaccounted"] or values["trained_twice"] else 0
 
     return one_line(body)

@@ -2,9 +2,9 @@
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from leeway.arguments import Parser
+from replay.reader import find_run
 from wire.errors import LeewayError
 
 
@@ -12,12 +12,6 @@ def tool_parser(prog: str, description: str | None) -> Parser:
     parser = Parser(prog, description)
     parser.add_argument("run", type=find_run, metavar="RUN", help="the run's folder, or the name of a run in runs/")
     return parser
-
-
-def find_run(text: str) -> Path:
-    """The folder `text`, or `runs/<text>` when only that exists."""
-    named = Path("runs") / text
-    return named if named.is_dir() and not Path(text).exists() else Path(text)
 
 
 def one_line(body: Callable[[], int]) -> int:

@@ -12,19 +12,23 @@ from replay.core import Core
 from replay.daemon import Daemon
 from replay.start import open_core, read_prompts
 from replay.summary import write_summary
+from replay.verify import main as verify
 from wire.errors import LeewayError, StoreError
+from wire.keys import server_keys
 from wire.process import run_main, set_up_logging
 from wire.sockets import Router
 
 log = logging.getLogger(__name__)
 
 
-def main() -> None:
+def main() -> int | None:
+    if sys.argv[1:2] == ["--verify"]:
+        return verify(sys.argv[1:])
     arguments = parse(sys.argv[1:], "replay")
     set_up_logging("replay", arguments.config.logging.level)
     changed = rundir.check_run(arguments)
     prompts = read_prompts(arguments.config)
-    router = Router(arguments.config.replay.endpoint)
+    router = Router(arguments.config.replay.endpoint, server_keys(arguments.config.security))
     try:
         rundir.create(arguments.run_dir)
         with rundir.lock(arguments.run_dir):
@@ -34,6 +38,7 @@ def main() -> None:
             serve(arguments, core, router)
     finally:
         router.close()
+    return None
 
 
 def serve(arguments: Arguments, core: Core, router: Router) -> None:

@@ -27,12 +27,14 @@ BEFORE: dict[str, set[str | None]] = {
 
 @dataclass
 class Story:
-    """`groups`: the state of each training group, with its reason. `payloads`, `heads`: digests by rollout. `anchors`: digest of old
+    """`groups`: the state of each training group, with its reason. `payloads`, `heads`: digests by rollout. `produced`: rollouts stored, as its
+    last row says. `anchors`: digest of old
     (None: missing) by (rollout, span). `commits`: bodies by update. `notices`: by version. `budgets`: (first update, max_staleness).
     `line`: the newest retention's (version, update). `config`: digest of the one last used. `hashes`: of all rows; `head`: of the last."""
 
     groups: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     payloads: dict[str, str] = field(default_factory=dict)
+    produced: int = 0
     heads: dict[str, str] = field(default_factory=dict)
     anchors: dict[tuple[str, int], str | None] = field(default_factory=dict)
     commits: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -92,6 +94,12 @@ def _fold(story: Story, row: LedgerRow, body: dict[str, Any]) -> list[Finding]:
             story.removed_versions.update(body["versions"])
         case "created" | "opened":
             _opened(story, body)
+    found = []
+    if row.kind == "put":
+        story.produced += len(body.get("rollouts", {}))
+        if (told := body.get("produced", story.produced)) != story.produced:
+            found = [Finding("books", [f"row {row.seq}"], f"produced is {told} in this row; the rows so far stored {story.produced}")]
+            story.produced = told
     if row.kind == "commit":
         story.commits[body["update"]] = body
     if row.kind == "fork":
@@ -102,7 +110,7 @@ def _fold(story: Story, row: LedgerRow, body: dict[str, Any]) -> list[Finding]:
         state, _, reason = to.removesuffix(")").partition("(")
         moves += [(group, state, reason or None) for group in groups]
     moves += [(group, "queued", None) for group in body.get("requeued", [])]
-    return [finding for move in moves if (finding := _move(story, row, *move))]
+    return found + [finding for move in moves if (finding := _move(story, row, *move))]
 
 
 def _move(story: Story, row: LedgerRow, group: str, to: str, reason: str | None) -> Finding | None:

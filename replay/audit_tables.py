@@ -6,7 +6,7 @@ import msgspec
 
 from replay.audit_ledger import Story
 from replay.audit_rollouts import Finding
-from replay.books import books, imbalance
+from replay.books import PRODUCED, books, imbalance
 from replay.reader import RunReader
 from replay.rows import ColumnRow, EvalRow, GroupRow, RolloutRow, SpanRow, UpdateRow, VersionRow
 from wire.digest import digest
@@ -42,6 +42,8 @@ def check_books(run: RunReader, story: Story) -> Iterator[Finding]:
             "books", extra[:20], f"{len(extra)} rollouts have a row and no ledger row: produced {len(story.payloads)}, found {len(stored)}"
         )
     found = books(run.db)
+    if found["produced"] != story.produced:
+        yield Finding("books", [PRODUCED], f"the counter says {found['produced']} rollouts were stored, the ledger {story.produced}")
     if gap := imbalance(found):
         names = run.sql(
             "SELECT rollout_id, state FROM rollouts WHERE state NOT IN ('trained', 'dropped', 'expired', 'lost', 'buffered', 'leased')"
@@ -49,8 +51,8 @@ def check_books(run: RunReader, story: Story) -> Iterator[Finding]:
         yield Finding(
             "books",
             [rollout for rollout, _ in names[:20]],
-            f"the books do not balance: {gap} of {found['produced']} rollouts are in no "
-            f"known state ({', '.join(sorted({repr(state) for _, state in names}))})",
+            f"the books do not balance: {gap} of {found['produced']} rollouts are in no known state"
+            + (f" ({', '.join(sorted({repr(state) for _, state in names}))})" if names else ", or their rows are gone"),
         )
 
 

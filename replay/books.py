@@ -1,4 +1,8 @@
-"""The books: every stored training rollout by what became of it. produced = trained + dropped + expired + lost + buffered + leased."""
+"""The books: every stored training rollout by what became of it. produced = trained + dropped + expired + lost + buffered + leased.
+
+`produced` is a counter of its own, raised in the transaction that stores rollouts and written into that transaction's ledger row; the
+other terms are counted in the table. So a row that is gone, or came from elsewhere, unbalances them.
+"""
 
 import sqlite3
 from typing import Any, Protocol
@@ -10,8 +14,12 @@ class Readable(Protocol):
     def execute(self, sql: str, values: Any = ..., /) -> sqlite3.Cursor: ...
 
 
-def books(db: Readable) -> dict[str, Any]:
-    """The `rollouts` of summary.json: {produced, trained, dropped: {reason: n}, expired, lost, buffered, leased}."""
+PRODUCED = "produced"
+
+
+def books(db: Readable, produced: float | None = None) -> dict[str, Any]:
+    """The `rollouts` of summary.json: {produced, trained, dropped: {reason: n}, expired, lost, buffered, leased}. `produced`: the counter as
+    the open transaction has it; default: as it was committed."""
     counts = dict.fromkeys(STATES, 0)
     dropped: dict[str, int] = {}
     for state, reason, count in db.execute("SELECT state, reason, count(*) FROM rollouts GROUP BY state, reason"):
@@ -19,8 +27,10 @@ def books(db: Readable) -> dict[str, Any]:
             dropped[reason] = count
         else:
             counts[state] = counts.get(state, 0) + count
-    produced = db.execute("SELECT count(*) FROM rollouts").fetchone()[0]
-    return {"produced": produced, "trained": counts["trained"], "dropped": dict(sorted(dropped.items())),
+    if produced is None:
+        row = db.execute("SELECT value FROM counters WHERE name = ?", (PRODUCED,)).fetchone()
+        produced = row[0] if row else sum(counts.values()) + sum(dropped.values())  # a store of before this counter
+    return {"produced": int(produced), "trained": counts["trained"], "dropped": dict(sorted(dropped.items())),
             "expired": counts["expired"], "lost": counts["lost"], "buffered": counts["buffered"], "leased": counts["leased"]}
 
 

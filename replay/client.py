@@ -11,6 +11,7 @@ from typing import Self
 
 from wire.codec import decode, encode
 from wire.errors import LeewayError, ProtocolError, RefusedError, TryAgainError
+from wire.keys import ClientKeys
 from wire.messages import Refusal, Reply, Request
 from wire.sockets import Dealer
 
@@ -19,6 +20,8 @@ PATIENCE_S = 10.0
 """Beyond the wait that a request asks for itself; then it is sent again on a connection that seems well."""
 RETRY_S = 0.05
 FIRST_COMPLAINT_S, COMPLAIN_EVERY_S = 3.0, 30.0
+UNWELCOME = ("no connection, as our keys and replay's do not match: is security.keys set at both ends, our key on the list, and server.key "
+             "replay's?")
 ERRORS: dict[str, type[LeewayError]] = {"refused": RefusedError, "again": TryAgainError}
 
 
@@ -41,7 +44,8 @@ class _Pending:
         if self.sent_at is None and now >= self.retry_at and dealer.send(self.frames):
             self.sent_at = now
         if now >= self.complain_at:
-            log.warning("waiting for replay at %s: %s", endpoint, f"no reply to {self.name} yet" if self.sent_at else "no connection")
+            log.warning("waiting for replay at %s: %s", endpoint, f"no reply to {self.name} yet" if self.sent_at else UNWELCOME
+                        if dealer.unwelcome else "no connection")
             self.complain_at = now + COMPLAIN_EVERY_S
 
     def lost(self) -> None:
@@ -62,9 +66,9 @@ def _first_seq() -> int:
 
 
 class BlockingClient:
-    def __init__(self, endpoint: str, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, endpoint: str, keys: ClientKeys | None = None, *, patience_s: float = PATIENCE_S) -> None:
         self.endpoint, self._patience_s = endpoint, patience_s
-        self._dealer = Dealer(endpoint)
+        self._dealer = Dealer(endpoint, keys)
         self._seq = _first_seq()
 
     def __enter__(self) -> Self:
@@ -96,9 +100,9 @@ class BlockingClient:
 class AsyncClient:
     """Use it inside one event loop; `close` when done."""
 
-    def __init__(self, endpoint: str, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, endpoint: str, keys: ClientKeys | None = None, *, patience_s: float = PATIENCE_S) -> None:
         self.endpoint, self._patience_s = endpoint, patience_s
-        self._dealer = Dealer(endpoint, asynchronous=True)
+        self._dealer = Dealer(endpoint, keys, asynchronous=True)
         self._seq = _first_seq()
         self._pending: dict[int, tuple[_Pending, asyncio.Future[tuple[Reply, bytes]]]] = {}
         self._reader: asyncio.Task[None] | None = None

@@ -44,6 +44,7 @@ class Core:
                               min_scored=config.min_scored, max_attempts=config.replay.max_attempts,
                               dynamic_sampling=config.recipe.dynamic_sampling)
         self.prompt_order = PromptOrder(len(train), config.run.seed)
+        self.run_id = ""
         self.cursor = 0
         self.queue: deque[WorkOrder] = deque()
         self.orders: dict[str, WorkOrder] = {}

@@ -1,5 +1,6 @@
 """The replay daemon's loop: take what arrived, let time act, answer who waits, commit, and only then send the replies."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -7,6 +8,7 @@ from replay import retention
 from replay.core import Core
 from replay.handlers import Call, arrive, handle
 from replay.metrics import MetricsFile
+from replay.watchdog import Watchdog
 from wire.codec import decode, encode
 from wire.errors import ProtocolError, RunError
 from wire.messages import Lease, Pull, Refusal, Reply
@@ -28,6 +30,7 @@ class Daemon:
     def __init__(self, core: Core, router: Router, crash_point: Callable[[str], None] = lambda name: None) -> None:
         self.core, self.router, self.crash_point = core, router, crash_point
         self.metrics = MetricsFile(core.run_dir)
+        self.watchdog = Watchdog(core, core.config.logging.watchdog_s)
         self.parked: list[Call] = []
         self.replies: list[tuple[bytes, int, Reply, bytes]] = []
         self._ticked = 0.0
@@ -43,7 +46,7 @@ class Daemon:
                 await self.router.wait(self.wait_s())
                 self.step()
         except RunError as error:
-            self.say_goodbye(str(error))
+            await self.say_goodbye(str(error))
             raise
         finally:
             self.router.close()
@@ -68,14 +71,14 @@ class Daemon:
         for _ in range(BURST):
             if (received := self.router.receive()) is None:
                 return True
-            peer, frames = received
             try:
-                seq, request, bulk = decode(frames)
+                seq, request, bulk = decode(received.frames)
             except ProtocolError as error:
-                self.refuse_unread(peer, error)
+                self.refuse_unread(received.peer, error)
                 continue
-            self.parked = [call for call in self.parked if not _replaced(call, request)]
-            self.answer(arrive(self.core, peer, seq, request, bulk), parked=False)
+            call = arrive(self.core, received.peer, seq, request, bulk, received.who)
+            self.parked = [before for before in self.parked if not _replaced(before, call)]
+            self.answer(call, parked=False)
         return False
 
     def refuse_unread(self, peer: bytes, error: ProtocolError) -> None:
@@ -102,6 +105,10 @@ class Daemon:
         if self.core.now - self._ticked >= TICK_S:
             self._ticked = self.core.now
             self.core.expire_orders()
+            if strangers := self.router.strangers():
+                self.core.begin().count("strangers_refused", strangers)
+                log.warning("%d handshakes failed: somebody without a key on the list, or without ours", strangers)
+            self.watchdog.look()
 
     def answer_parked(self) -> None:
         self.parked = [call for call in self.parked if not self.answer(call, parked=True)]
@@ -134,6 +141,7 @@ class Daemon:
             if not self.router.send(peer, encode(seq, reply, bulk)):
                 log.debug("a reply found nobody: the peer reconnected or is gone, and will ask again")
         self.replies.clear()
+        self.crash_point("after_replies")
 
     # ------------------------------------------------------------ the end
     def may_end(self) -> bool:
@@ -151,15 +159,29 @@ class Daemon:
         self.after_commit()
         self.core.store.close()
 
-    def say_goodbye(self, reason: str) -> None:
-        """The run cannot go on: whoever waits is told why."""
+    async def say_goodbye(self, reason: str) -> None:
+        """The run cannot go on: whoever waits, or asks within a few seconds, is told why. The socket stays open as long, as what was sent
+        to a peer and not read by it goes with the connection."""
         self.core.store.commit()
-        for call in self.parked:
-            self.replies.append((call.peer, call.seq, Refusal("refused", reason), b""))
+        self.replies += [(call.peer, call.seq, Refusal("refused", reason), b"") for call in self.parked]
+        self.parked.clear()
         self.send_replies()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + FAREWELL_S
+        while loop.time() < end:
+            await self.router.wait(TICK_S)
+            while received := self.router.receive():
+                try:
+                    seq, _, _ = decode(received.frames)
+                except ProtocolError as error:
+                    self.refuse_unread(received.peer, error)
+                else:
+                    self.replies.append((received.peer, seq, Refusal("refused", reason), b""))
+            self.send_replies()
+        await asyncio.sleep(TICK_S)
 
 
-def _replaced(call: Call, request: object) -> bool:
+def _replaced(before: Call, call: Call) -> bool:
     """A process waits in one Pull or Lease at a time: a new or repeated one takes the place of the old."""
-    before = call.request
-    return isinstance(request, Pull | Lease) and isinstance(before, Pull | Lease) and request.epoch == before.epoch
+    one, other = before.request, call.request
+    return isinstance(one, Pull | Lease) and isinstance(other, Pull | Lease) and (one.epoch, before.who) == (other.epoch, call.who)

@@ -2,14 +2,17 @@
 
 import logging
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from replay.core import Core
+from replay.recall import recall, updates_since
 from replay.sampler import Group, Transition
 from replay.sessions import Session
 from wire.digest import digest
+from wire.errors import RunError, StoreError
 from wire.messages import (
     AnchorHead,
     Checkpointed,
@@ -22,6 +25,7 @@ from wire.messages import (
     NotYet,
     Ok,
     PutAnchors,
+    Recall,
     Refusal,
     Reply,
     Rows,
@@ -35,7 +39,7 @@ SELECT_ANCHORS = ("SELECT s.rollout_id, s.span, s.version, s.source, s.weights_d
                   "FROM spans s JOIN rollouts r USING (rollout_id) JOIN groups g USING (group_id) "
                   "WHERE g.state = 'leased' AND g.purpose = 'train' "
                   "AND r.state = 'leased' AND r.reward IS NOT NULL AND s.source IS NOT NULL ORDER BY g.grant_seq, r.sample, s.span")
-SELECT_LEASED = ("SELECT r.head, r.payload FROM rollouts r JOIN groups g USING (group_id) WHERE g.state = 'leased' AND g.purpose = 'train' "
+SELECT_LEASED = ("SELECT r.rollout_id, r.head, r.payload, r.payload_digest FROM rollouts r JOIN groups g USING (group_id) WHERE g.state = 'leased' AND g.purpose = 'train' "
                  "AND r.state = 'leased' AND r.reward IS NOT NULL ORDER BY g.grant_seq, r.sample")
 SET_ANCHOR = ('UPDATE spans SET source = ?, weights_digest = ?, trainer = ?, rows = ?, width = ?, row = ?, old = ?, old_digest = ? '
               'WHERE rollout_id = ? AND span = ? AND version = ? AND source IS NULL AND (? = 0 OR "end" - start = ?)')
@@ -74,6 +78,17 @@ def checkpointed(core: Core, session: Session, request: Checkpointed) -> Reply:
     store.record("checkpoint", {"version": request.version, "update": update, "path": request.path, "manifest": request.manifest_digest})
     core.retention_due = True
     return Ok()
+
+
+def recalled(core: Core, session: Session, request: Recall) -> Reply | tuple[Reply, bytes]:
+    """The next update that a learner that went back to a checkpoint has to run again."""
+    update = next((one for one in updates_since(core.store.db, request.version) if one > request.after), None)
+    if update is None:
+        return Ok()
+    try:
+        return recall(core.store.db, update)
+    except RunError as error:
+        return Refusal("again", str(error))
 
 
 def fork(core: Core, session: Session, request: Fork) -> Reply:
@@ -128,10 +143,19 @@ def _forget_evaluations(core: Core, checkpoint: int) -> None:
 
 # ---------------------------------------------------------------- anchors
 def unscored(core: Core, session: Session, request: Unscored) -> tuple[Reply, bytes]:
-    rows = core.store.rows(
-        "SELECT head, payload FROM rollouts WHERE rollout_id IN (SELECT rollout_id FROM spans WHERE version = ? AND source IS NULL) "
-        "AND state IN ('buffered', 'leased') AND reward IS NOT NULL ORDER BY rowid LIMIT ?", request.version, max(0, request.limit))
+    rows = _sound(core.store.rows(
+        "SELECT rollout_id, head, payload, payload_digest FROM rollouts WHERE rollout_id IN (SELECT rollout_id FROM spans WHERE version = ? AND source IS NULL) "
+        "AND state IN ('buffered', 'leased') AND reward IS NOT NULL ORDER BY rowid LIMIT ?", request.version, max(0, request.limit)))
     return Rows([_head.decode(head) for head, _ in rows]), b"".join(payload for _, payload in rows)
+
+
+def _sound(rows: list[tuple[Any, ...]]) -> list[tuple[str, bytes]]:
+    """(head, payload) of rows (rollout id, head, payload, digest): nothing is trained on that is not what was acknowledged."""
+    for rollout_id, _, payload, told in rows:
+        if digest(payload) != told:
+            raise StoreError(f"the payload of rollout {rollout_id} in the store is not what was acknowledged: see what is damaged, with "
+                             "`leeway replay --verify RUN`, and bring back a copy of the file")
+    return [(head, payload) for _, head, payload, _ in rows]
 
 
 def put_anchors(core: Core, session: Session, request: PutAnchors, bulk: bytes) -> Reply:
@@ -180,7 +204,7 @@ def lease(core: Core, session: Session, request: Lease, *, last_chance: bool) ->
 
 
 def leased(core: Core, groups: Iterable[Group]) -> tuple[Reply, bytes]:
-    rows = core.store.rows(SELECT_LEASED)
+    rows = _sound(core.store.rows(SELECT_LEASED))
     anchors, olds = [], []
     for rollout, span, version, source, weights, trainer, count, width, row, old in core.store.rows(SELECT_ANCHORS):
         anchors.append(AnchorHead(rollout, span, version, source, weights, trainer, ScoringPlan(count, width, row), len(old or b"") // 4))

@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from replay.books import books, imbalance
+from replay.books import PRODUCED, books, imbalance
 from replay.core import Core
 from replay.evals import EvalRound
-from replay.handlers_learner import awaited
 from replay.sessions import Session
+from replay.watchdog import awaited
 
 
 def live_values(core: Core) -> dict[str, Any]:
-    counts = books(core.store.db)
+    counts = books(core.store.db, core.store.counters.get(PRODUCED))
     states = {state: len(core.book.in_state(state)) for state in ("granted", "complete", "leased")}
     return {
         "updates": core.stepped, "updates_wanted": core.config.learner.updates, "updates_skipped": core.skipped,
@@ -24,7 +24,7 @@ def live_values(core: Core) -> dict[str, Any]:
         "heldout": [{"version": version, "updates": updates, "sampled": sampled, "greedy": greedy, "failed": failed}
                     for version, updates, sampled, greedy, failed in core.store.rows(
                         "SELECT version, updates, sampled, greedy, failed FROM evals WHERE state = 'done' ORDER BY eval_id")],
-        "awaited": "" if core.training_done or states["leased"] else awaited(core),
+        "awaited": awaited(core),
         "metrics": core.last_metrics, "ledger_head": core.store.ledger.head, "ledger_rows": core.store.ledger.seq,
     }
 

@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from replay.books import PRODUCED
 from replay.core import Core, encode, group_id
 from replay.rebuild import ABORTED
 from replay.sampler import Outcome, Transition
@@ -116,7 +117,9 @@ def _store_train(core: Core, session: Session, items: list[Item], tally: Tally) 
     store.db.executemany(INSERT_ROLLOUT, rollouts)
     store.db.executemany(INSERT_SPAN, spans)
     store.wrote(sum(len(item.payload) for item in sound))
-    store.record("put", {"actor": session.name, "rollouts": {item.head.rollout_id: item.digest for item in sound},
+    store.count(PRODUCED, len(sound))
+    store.record("put", {"actor": session.name, "produced": int(store.counters[PRODUCED]),
+                         "rollouts": {item.head.rollout_id: item.digest for item in sound},
                          "heads": {row[0]: digest_of(row[11].encode()) for row in rollouts}, "aborted": aborted})
     _count_tokens(core, [item.head for item in sound])
     return len(sound)

@@ -72,6 +72,12 @@ class RunReader:
             yield row, json.loads(row.record)
 
 
+def find_run(text: str) -> Path:
+    """The folder `text`, or `runs/<text>` when only that exists."""
+    named = Path("runs") / text
+    return named if named.is_dir() and not Path(text).exists() else Path(text)
+
+
 def _missing(run_dir: Path) -> str:
     parent = run_dir.parent
     known = sorted(path.parent.name for path in parent.glob(f"*/{STORE}")) if parent.is_dir() else []

@@ -5,6 +5,7 @@ from collections import Counter
 
 import msgspec
 
+from replay.books import PRODUCED
 from replay.budget import too_old
 from replay.core import Core
 from replay.evals import EvalGroup, EvalRound
@@ -25,6 +26,7 @@ def rebuild(core: Core) -> None:
     _evals(core)
     core.fingerprints = {name for name, in core.store.rows("SELECT id FROM fingerprints")}
     core.finished = core.store.meta("finished") == "1" and core.over
+    core.store.count(PRODUCED, 0 if PRODUCED in core.store.counters else core.store.one("SELECT count(*) FROM rollouts"))
     unlease_if_too_old(core)
 
 

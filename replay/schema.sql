@@ -134,7 +134,7 @@ CREATE TABLE ledger (
 
 -- For people
 CREATE VIEW books AS
-    SELECT (SELECT count(*) FROM rollouts) AS produced, state, reason, count(*) AS rollouts, sum(response_len) AS tokens
+    SELECT (SELECT CAST(value AS INTEGER) FROM counters WHERE name = 'produced') AS produced, state, reason, count(*) AS rollouts, sum(response_len) AS tokens
     FROM rollouts GROUP BY state, reason;
 CREATE VIEW trained_staleness AS
     SELECT u.update_id, u.version_in, r.rollout_id, u.version_in - r.oldest_version AS staleness, r.reward, r.response_len

@@ -49,6 +49,13 @@ class Store:
         self._began: float | None = None
         self._bytes = 0
         self._dirty: set[str] = set()
+        try:
+            self._prepare(path)
+        except BaseException:
+            self.db.close()
+            raise
+
+    def _prepare(self, path: Path) -> None:
         for pragma in PRAGMAS:
             self.db.execute(f"PRAGMA {pragma}")
         if (found := self.one("PRAGMA user_version")) == 0:

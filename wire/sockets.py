@@ -1,26 +1,39 @@
-"""ZeroMQ as Leeway uses it: DEALER to ROUTER, mandatory routing, poll then receive, limits on frames and bytes, loopback only.
+"""ZeroMQ as Leeway uses it: DEALER to ROUTER, mandatory routing, poll then receive, limits on frames and bytes.
+
+Without keys a socket is loopback only. With keys (`wire/keys.py`) both ends speak CURVE and nothing else: who is not on replay's list fails
+in the handshake, and nothing that it sent comes out of `Router.receive`.
 
 A receive is never awaited: a cancelled receive loses its message. One polls, and then takes what is there without waiting.
 """
 
 import math
 import re
+from typing import NamedTuple
 
 import zmq
 import zmq.asyncio
+from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import parse_monitor_message
 
-from wire.codec import MAX_BULK, MAX_HEADER
+from wire.codec import MAX_BULK, MAX_HEADER, join, split
 from wire.errors import ConfigError
+from wire.keys import ClientKeys, Known, ServerKeys
 
 LOOPBACK = re.compile(r"tcp://(127\.\d+\.\d+\.\d+|localhost|\[::1\]):(\d+|\*)")
+ANYWHERE = re.compile(r"tcp://([A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9a-f:]+\]):(\d+|\*)")
+ZAP_DOMAIN = "leeway"
+"""Naming a domain makes libzmq refuse everyone when nobody answers for it; without one it would let everyone in."""
+HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 FRAMES_KEPT = 4
 """A message has two frames; a few more are kept so that the decoder can say what is wrong, the rest are dropped unread."""
 
 
-def check_endpoint(endpoint: str) -> str:
-    """Raises ConfigError unless the endpoint is on this machine's loopback."""
-    if not LOOPBACK.fullmatch(endpoint):
-        raise ConfigError(f"replay.endpoint = {endpoint!r}: an address beyond loopback needs keys; use tcp://127.0.0.1:PORT")
+def check_endpoint(endpoint: str, *, keyed: bool = False) -> str:
+    """Raises ConfigError unless the endpoint is on this machine's loopback, or keys are in use."""
+    if not (ANYWHERE if keyed else LOOPBACK).fullmatch(endpoint):
+        raise ConfigError(f"replay.endpoint = {endpoint!r}: write it as tcp://ADDRESS:PORT" if keyed else
+                          f"replay.endpoint = {endpoint!r}: an address beyond loopback needs keys (`leeway keys FOLDER`, then "
+                          "security.keys = \"FOLDER\"); without them use tcp://127.0.0.1:PORT")
     return endpoint.replace("localhost", "127.0.0.1")
 
 
@@ -31,24 +44,55 @@ def check_libzmq() -> None:
 
 def _limits(socket: zmq.Socket | zmq.asyncio.Socket) -> None:
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.MAXMSGSIZE, max(MAX_HEADER, MAX_BULK))
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_HEADER + MAX_BULK + 4)
     socket.setsockopt(zmq.SNDHWM, 1000)
     socket.setsockopt(zmq.RCVHWM, 1000)
     socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
 
 
+class Received(NamedTuple):
+    """`peer` is where a reply goes. `who` is whose key this connection was opened with; None when replay has no keys."""
+
+    peer: bytes
+    frames: list[bytes]
+    who: Known | None = None
+
+
+class _Guard:
+    """Answers ZeroMQ's question whether a public key may come in, in a thread of its own (pyzmq's)."""
+
+    def __init__(self, context: zmq.Context, keys: ServerKeys) -> None:
+        self._allowed = keys.allowed
+        self._thread = ThreadAuthenticator(context)
+        self._thread.configure_curve_callback(domain=ZAP_DOMAIN, credentials_provider=self)
+        self._thread.start()
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return key in self._allowed
+
+    def stop(self) -> None:
+        self._thread.stop()
+
+
 class Router:
     """The server's socket. A reply to a peer that is gone is dropped and said so: the peer asks again."""
 
-    def __init__(self, endpoint: str) -> None:
-        """Raises ConfigError when the address is not loopback or already in use."""
+    def __init__(self, endpoint: str, keys: ServerKeys | None = None) -> None:
+        """Raises ConfigError when the address is neither loopback nor guarded by keys, or already in use."""
         check_libzmq()
-        address = check_endpoint(endpoint)
+        address = check_endpoint(endpoint, keyed=keys is not None)
+        self._keys = keys
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         _limits(self._socket)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._guard = None if keys is None else _Guard(self._context, keys)
+        if keys is not None:
+            self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+            self._socket.setsockopt_string(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        self._failures = _unbounded_monitor(self._context, self._socket, HANDSHAKE_FAILED)
         self._poller = zmq.asyncio.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._plain: zmq.Socket = zmq.Socket.shadow(self._socket.underlying)
@@ -66,15 +110,27 @@ class Router:
         """Returns when a message is there, at the latest after `seconds`."""
         await self._poller.poll(_milliseconds(seconds))
 
-    def receive(self) -> tuple[bytes, list[bytes]] | None:
-        """(peer, frames) of a message that has arrived, None when there is none."""
+    def receive(self) -> Received | None:
+        """A message that has arrived, None when there is none."""
         frames = _take(self._plain)
-        return (frames[0], frames[1:]) if frames else None
+        if not frames:
+            return None
+        return Received(frames[0].bytes, [frame.bytes for frame in frames[1:]], self._who(frames[0]))
+
+    def strangers(self) -> int:
+        """How many handshakes failed since this was last asked: no key, one that is not on the list, another server's key, no CURVE."""
+        failed = 0
+        while _take(self._failures):
+            failed += 1
+        return failed
+
+    def _who(self, frame: zmq.Frame) -> Known | None:
+        return None if self._keys is None else self._keys.allowed[str(frame.get("User-Id")).encode()]
 
     def send(self, peer: bytes, frames: list[bytes]) -> bool:
         """False when the peer is gone or does not read."""
         try:
-            self._plain.send_multipart([peer, *frames], zmq.NOBLOCK)
+            self._plain.send_multipart([peer, join(frames)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 return False
@@ -83,24 +139,40 @@ class Router:
 
     def close(self) -> None:
         """What was sent last may be lost: whoever must hear it is given time before."""
+        if self._context.closed:
+            return
+        self._socket.disable_monitor()
+        self._failures.close(0)
         self._socket.close(0)
+        if self._guard is not None:
+            self._guard.stop()
         self._context.term()
 
 
 class Dealer:
     """The client's socket: ZeroMQ reconnects for ever. Nothing is queued for a peer that is not there, and a lost connection shows in
-    `dropped`, so that the caller can send again exactly what the lost peer may not have read."""
+    `dropped`, so that the caller can send again exactly what the lost peer may not have read.
 
-    def __init__(self, endpoint: str, *, asynchronous: bool = False) -> None:
+    A reply is one frame. With ZMQ_IMMEDIATE libzmq drops what is unread when a connection is lost; should it do so between two frames of a
+    message, the next receive aborts the process (`Assertion failed: !_more (src/fq.cpp:80)`, libzmq 4.3.5)."""
+
+    def __init__(self, endpoint: str, keys: ClientKeys | None = None, *, asynchronous: bool = False) -> None:
+        """Raises ConfigError when the address is beyond loopback and there are no keys."""
         check_libzmq()
-        address = check_endpoint(endpoint)
+        address = check_endpoint(endpoint, keyed=keys is not None)
         self._context: zmq.Context = zmq.asyncio.Context() if asynchronous else zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         _limits(self._socket)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        if keys is not None:
+            self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
+            self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED)
+        self.unwelcome = False
+        """Whether a handshake failed: the two ends do not agree about keys."""
         self._poller = zmq.asyncio.Poller() if asynchronous else zmq.Poller()
         for socket in (self._socket, self._monitor):
             self._poller.register(socket, zmq.POLLIN)
@@ -115,13 +187,17 @@ class Dealer:
         await self._poller.poll(_milliseconds(seconds))  # type: ignore[misc]
 
     def receive(self) -> list[bytes] | None:
-        return _take(self._plain) or None
+        frames = _take(self._plain)
+        return split(frames[0].buffer) if len(frames) == 1 else [frame.bytes for frame in frames] or None
 
     def dropped(self) -> bool:
         """Whether the connection was lost since this was last asked."""
         lost = False
-        while _take(self._plain_monitor):
-            lost = True
+        while event := _take(self._plain_monitor):
+            if parse_monitor_message([frame.bytes for frame in event])["event"] & HANDSHAKE_FAILED:
+                self.unwelcome = True
+            else:
+                lost = True
         return lost
 
     def send(self, frames: list[bytes]) -> bool:
@@ -139,16 +215,25 @@ class Dealer:
         self._context.term()
 
 
+def _unbounded_monitor(context: zmq.Context, socket: zmq.Socket, events: int) -> zmq.Socket:
+    """Of what happens to `socket`. A full monitor would hold up ZeroMQ's own thread, and with it the closing of the socket."""
+    monitor: zmq.Socket = context.socket(zmq.PAIR, socket_class=zmq.Socket)
+    monitor.setsockopt(zmq.RCVHWM, 0)
+    socket.monitor("inproc://monitor", events)
+    monitor.connect("inproc://monitor")
+    return monitor
+
+
 def _milliseconds(seconds: float) -> int:
     return max(0, math.ceil(seconds * 1000))
 
 
-def _take(socket: zmq.Socket) -> list[bytes]:
-    frames: list[bytes] = []
+def _take(socket: zmq.Socket) -> list[zmq.Frame]:
+    frames: list[zmq.Frame] = []
     try:
-        frames.append(socket.recv(zmq.NOBLOCK))
+        frames.append(socket.recv(zmq.NOBLOCK, copy=False))
         while socket.getsockopt(zmq.RCVMORE):
-            frame = socket.recv(zmq.NOBLOCK)
+            frame = socket.recv(zmq.NOBLOCK, copy=False)
             if len(frames) < FRAMES_KEPT:
                 frames.append(frame)
     except zmq.Again:

@@ -20,7 +20,10 @@ def table() -> str:
         budget: measure(f"slow-{budget}", ["configs/tiny-cpu.toml"], **settings, **{"replay.max_staleness": budget}) for budget in (0, 2)
     }
     base = runs[0].updates_per_s
-    return "With a verdict that takes 0.2 to 3 s per group (log-normal, seeded, 32 verifier slots: as many as groups in a batch, so that the synchronous run judges all of them at once):\n\n" + markdown(
+    return (
+        "With a verdict that takes 0.2 to 3 s per group (log-normal, seeded), and as many verifier slots (32) as groups in a batch, so "
+        "that the synchronous run judges all of them at once:\n\n"
+    ) + markdown(
         ["max_staleness", "updates/s", "x budget 0", "mean staleness"],
         [
             [str(b), f"{r.updates_per_s:.2f}", f"{r.updates_per_s / base:.2f}", f"{r.summary['mean_staleness_trained']:.2f}"]

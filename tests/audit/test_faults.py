@@ -130,6 +130,17 @@ def books_out_of_balance(run: Path, sql: Sql) -> Fault:
     return Fault("books", rollout, "1 of 21 rollouts are in no known state ('elsewhere')")
 
 
+def produced_counter_changed(run: Path, sql: Sql) -> Fault:
+    sql("UPDATE counters SET value = value - 1 WHERE name = 'produced'")
+    return Fault("books", "produced", "the counter says 20 rollouts were stored, the ledger 21")
+
+
+def produced_in_the_ledger(run: Path, sql: Sql) -> Fault:
+    seq, body = sql("SELECT seq, body FROM ledger WHERE body LIKE '%produced%' ORDER BY seq DESC LIMIT 1")[0]
+    sql("UPDATE ledger SET body = ? WHERE seq = ?", body.replace('"produced":21', '"produced":22'), seq)
+    return Fault("books", f"row {seq}", "produced is 22 in this row; the rows so far stored 21")
+
+
 # ---------------------------------------------------------------- anchors, budget, updates
 def anchor_gone(run: Path, sql: Sql) -> Fault:
     rollout = trained(sql)
@@ -320,7 +331,7 @@ def transition_skipped(run: Path, sql: Sql) -> Fault:
 FAULTS = [
     payload_bit, mu_value(0.25), mu_value(np.nan), mu_value(-np.inf), payload_with_new_digest, payload_gone, reward_of_row,
     reward_everywhere, span_gap, span_order, state_without_transition, trained_without_record, group_state, rollout_deleted,
-    rollout_invented, books_out_of_balance, anchor_gone, source_unknown, source_swapped, stale_cache_anchored, anchor_under_other_weights,
+    rollout_invented, books_out_of_balance, produced_counter_changed, produced_in_the_ledger, anchor_gone, source_unknown, source_swapped, stale_cache_anchored, anchor_under_other_weights,
     old_changed, old_against_ledger, column_changed, column_gone, weight_of_a_masked_token, over_budget, record_changed,
     record_with_new_digest, trained_twice, weights_file_bit, weights_manifest, weights_gone, version_digest, version_deleted,
     version_marked_removed, checkpoint_manifest, accuracy_forged, config_edited, ledger_row_removed, ledger_body_changed,

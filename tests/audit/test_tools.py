@@ -48,7 +48,7 @@ def test_stats_while_a_writer_holds_its_lock(tmp_path: Path) -> None:
 
 def test_stats_of_books_that_do_not_balance(run: Path, damage: Callable[..., object], capsys: pytest.CaptureFixture[str]) -> None:
     damage("UPDATE rollouts SET state = 'nowhere' WHERE state = 'trained'")
-    assert stats_command.main([str(run)]) == 0
+    assert stats_command.main([str(run)]) == 3
     assert "[NOT BALANCED: 13 unaccounted for]" in capsys.readouterr().out
 
 
@@ -134,11 +134,6 @@ def test_many_findings_of_a_kind_are_cut_short(run: Path, damage: Callable[..., 
     damage("UPDATE rollouts SET reward = 7 WHERE state = 'trained'")
     assert audit_command.main([str(run)]) == 3
     assert capsys.readouterr().out.splitlines()[-2] == "FINDING    [reward] and 3 more of this kind; --json lists them all"
-
-
-def test_update_is_refused_in_one_line(pristine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert audit_command.main([str(pristine), "--update", "3"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_token_table(pristine: Path, capsys: pytest.CaptureFixture[str]) -> None:

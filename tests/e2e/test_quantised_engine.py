@@ -1,4 +1,4 @@
-"""`configs/quantised-engine.toml`: an engine rounded to fp8, where IcePop masks, the group-mass cap cuts, and the loss is what the store says."""
+"""`configs/quantised-engine.toml`: an engine rounded to fp8. IcePop masks, the group-mass cap cuts, the loss is what the store says."""
 
 import json
 from collections.abc import Callable

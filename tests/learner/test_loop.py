@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from configs.schema import Config
 from learner.checkpoint import complete_versions
-from learner.loop import Learner
 from learner.rescore import Wanted, rescore
 from learner.scoring import Row
 from replay.audit import audit
@@ -128,26 +127,6 @@ def test_a_signal_stops_at_the_last_commit_and_the_next_learner_goes_on_from_the
         again = daemon.learner()
         assert again.run()
         assert [(r.update, r.version_out) for r in records(daemon.run_dir)] == [(1, 1), (2, 2), (3, 3), (4, 4)]
-
-
-def test_without_a_checkpoint_of_the_last_commit_it_forks(config: Config) -> None:
-    with LearningDaemon(config) as daemon, acting(daemon.endpoint, config):
-        learner = daemon.learner()
-        learner.save = lambda: None if learner.version else Learner.save(learner)  # type: ignore[method-assign]
-        learner.interrupted = lambda: learner.version >= 2  # type: ignore[method-assign]
-        assert not learner.run()  # as if killed: versions 1 and 2 are committed, the checkpoint is of version 0
-        again = daemon.learner()
-        again.start()
-        assert (again.version, complete_versions(daemon.run_dir, 9)) == (3, [3, 0])
-        with RunReader(daemon.run_dir) as run:
-            assert run.sql("SELECT version, parent, state FROM versions ORDER BY version") == [
-                (0, None, "live"), (1, 0, "orphaned"), (2, 1, "orphaned"), (3, 0, "live")]
-            (zero,), (three,) = run.sql("SELECT weights_digest FROM versions WHERE version IN (0, 3) ORDER BY version")
-        assert zero == three
-        again.committed = None
-        again.start = lambda: None  # type: ignore[method-assign]
-        assert again.run()
-        assert [(r.version_in, r.version_out) for r in records(daemon.run_dir)][-4:] == [(3, 4), (4, 5), (5, 6), (6, 7)]
 
 
 def test_another_model_than_the_committed_one_is_refused(config: Config, tmp_path: Path) -> None:

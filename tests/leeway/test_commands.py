@@ -15,11 +15,14 @@ CONFIG = '[model]\npath = "somewhere"\n[task]\ntrain = "train.jsonl"\n'
 
 START = ["--dry-run", "--help", "--name", "--resume", "--set"]
 FLAGS = {
-    "run": START, "replay": START, "actor": START, "learner": START,
+    "run": START, "replay": sorted([*START, "--verify"]), "actor": START, "learner": START,
+    "export": ["--format", "--help", "--out"],
+    "sft-export": ["--help", "--min-reward", "--out"],
     "stats": ["--help", "--json"],
     "audit": ["--help", "--json", "--rollout", "--update"],
     "report": ["--help"],
     "whatif": ["--help", "--json", "--update"],
+    "keys": ["--help"],
     "doctor": ["--help"],
     "recipes": ["--help"],
 }
@@ -53,7 +56,7 @@ def test_every_command_and_flag_is_documented() -> None:
 def test_every_command_has_a_help_line() -> None:
     for name, command in cli.COMMANDS.items():
         assert command.help
-        assert f"  {name:9}{command.help}" in cli.usage()
+        assert f"  {name:11}{command.help}" in cli.usage()
 
 
 def test_the_help_imports_nothing_heavy() -> None:

@@ -1,6 +1,8 @@
 """How a run ends, and what a live table is told on the way."""
 
 import json
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,12 +75,47 @@ def test_a_run_that_cannot_go_on_tells_whoever_waits(tmp_path: Path) -> None:
         order = actor.pull(want=1).orders[0]
         with pytest.raises(RefusedError, match="100 of the last 100 verdicts failed"):
             actor.put([rollout(order, sample, 0, verdict=Failed("crash")) for sample in range(100)])
+        with pytest.raises(RefusedError, match="100 of the last 100 verdicts failed"):
+            learner.lease()  # also who asks a little later
         daemon.thread.join(10)
         assert isinstance(daemon.error, RunError)
         for client in (learner, actor):
             client.close()
     with DaemonThread(config) as daemon:
         assert daemon.core.store.one("SELECT count(*) FROM rollouts") == 100  # what it had is not lost
+
+
+def test_a_run_that_cannot_go_on_tells_all_who_wait(tmp_path: Path) -> None:
+    """Twenty that wait, on connections of their own: their answers are under way when the daemon decides to end."""
+    config = make_config(tmp_path, sampling={"n": 100}, replay={"min_scored": 1})
+    heard: list[str] = []
+
+    def wait(actor: LightActor) -> None:
+        try:
+            actor.pull(want=0, wait_s=10.0)
+        except RefusedError as error:
+            heard.append(str(error))
+
+    with DaemonThread(config) as daemon:
+        learner, actor = LightLearner(daemon.endpoint, config), LightActor(daemon.endpoint, config)
+        waiting = [LightActor(daemon.endpoint, config, f"w{number}") for number in range(20)]
+        for other in waiting:
+            other.pull(want=0)
+        threads = [threading.Thread(target=wait, args=(other,)) for other in waiting]
+        for thread in threads:
+            thread.start()
+        actor.pull()
+        order = actor.pull(want=1).orders[0]
+        while len(daemon.daemon.parked) < 20:
+            time.sleep(0.01)
+        with pytest.raises(RefusedError):
+            actor.put([rollout(order, sample, 0, verdict=Failed("crash")) for sample in range(100)])
+        for thread in threads:
+            thread.join(10)
+        assert len(heard) == 20
+        assert all("100 of the last 100 verdicts failed" in reason for reason in heard)
+        for client in (learner, actor, *waiting):
+            client.close()
 
 
 def test_a_live_table(tmp_path: Path) -> None:
@@ -88,7 +125,7 @@ def test_a_live_table(tmp_path: Path) -> None:
         actor.pull(want=1)
         found = stats(daemon.endpoint)
         assert found["evals"] == [{"eval": 1, "version": 0, "updates": 0, "answered": 0, "total": 3, "actor": "a0"}]
-        assert found["awaited"] == "first evaluation: 0 of 3 answers"
+        assert found["awaited"] == "evaluation 1 of version 0, 0 of 3 answers are there; actor a0 has it, heard of 0 s ago"
         actor.answer()
         actor.work()
         actor.work()

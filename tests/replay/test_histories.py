@@ -18,6 +18,7 @@ from replay.store import Storage
 from tests.replay.conftest import Stage
 from tests.replay.test_store import facts
 from tests.support.replay import FakeClock, LightActor, LightLearner, make_config, make_core, notice, rollout
+from tests.support.torture import scaled
 from wire.errors import TryAgainError
 from wire.messages import Checkpointed, Commit, Fork, GiveBack, Leased, SampleFailure
 from wire.record import Failed, WorkOrder, pack_payload
@@ -211,6 +212,6 @@ class History(RuleBasedStateMachine):
         raise AssertionError("progress stopped")
 
 
-History.TestCase.settings = settings(max_examples=settings().max_examples // 4, stateful_step_count=40,
+History.TestCase.settings = settings(max_examples=scaled(300, 10_000), stateful_step_count=40,
                                      suppress_health_check=list(HealthCheck))
 TestHistory = History.TestCase

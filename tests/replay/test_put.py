@@ -78,6 +78,7 @@ POISON: dict[str, tuple[Callable[[RolloutHead], tuple[RolloutHead, bytes]], str]
     "a version below 0": (lambda h: changed(h, spans=(Span(-1, 0, 3),)), "version -1 was never committed"),
     "nan reward": (lambda h: changed(h, verdict=Scored(math.nan)), "reward is nan"),
     "infinite reward": (lambda h: changed(h, verdict=Scored(math.inf)), "reward is inf"),
+    "a reward beyond float32": (lambda h: changed(h, verdict=Scored(-1e39)), "reward is -1e+39"),
     "another temperature": (lambda h: changed(h, sampling=msgspec.structs.replace(h.sampling, temperature=0.9)), "sampled in another way"),
     "another prompt length": (lambda h: changed(h, prompt_len=5, response_len=2), "wrong lengths"),
     "no prompt": (
@@ -87,6 +88,8 @@ POISON: dict[str, tuple[Callable[[RolloutHead], tuple[RolloutHead, bytes]], str]
     "an unknown engine": (lambda h: changed(h, fingerprint="f9"), "unknown engine fingerprint"),
     "another id": (lambda h: changed(h, rollout_id="t0000000.1.7"), "rollout id"),
     "backward time": (lambda h: changed(h, started=3.0), "times"),
+    "a verdict that took nan seconds": (lambda h: changed(h, verdict=Scored(1.0, seconds=math.nan)), "times"),
+    "a failure that took infinite seconds": (lambda h: changed(h, verdict=Failed("timeout", seconds=math.inf)), "times"),
     "nan time": (lambda h: changed(h, engine_seconds=math.nan), "times"),
 }
 

@@ -23,6 +23,7 @@ from replay.store import Storage
 from wire.codec import decode, encode
 from wire.digest import digest
 from wire.errors import ProtocolError
+from wire.keys import server_keys
 from wire.messages import (
     PROTOCOL,
     AnchorHead,
@@ -116,7 +117,7 @@ class DaemonThread:
 
     def __init__(self, config: Config, name: str = "test", *, clock: Clock | None = None, storage: type[Storage] = Storage,
                  crash_point: Callable[[str], None] = lambda name: None) -> None:
-        self.router = Router(config.replay.endpoint)
+        self.router = Router(config.replay.endpoint, server_keys(config.security))
         self.endpoint = self.router.endpoint
         self.core = make_core(config, name, clock=clock or Clock(), storage=storage)
         self.run_dir = self.core.run_dir
@@ -189,8 +190,10 @@ class DirectClient:
 Client = BlockingClient | DirectClient
 
 
-def client_of(where: str | Core) -> Client:
-    return BlockingClient(where) if isinstance(where, str) else DirectClient(where)
+def client_of(where: str | Core | BlockingClient) -> Client:
+    if isinstance(where, Core):
+        return DirectClient(where)
+    return BlockingClient(where) if isinstance(where, str) else where
 
 
 def notice(version: int) -> VersionNotice:
@@ -223,7 +226,7 @@ def rollout(order: WorkOrder, sample: int, version: int, *, verdict: Verdict | N
 class LightActor:
     """Answers orders at once, without an engine."""
 
-    def __init__(self, where: str | Core, config: Config, name: str = "a0") -> None:
+    def __init__(self, where: str | Core | BlockingClient, config: Config, name: str = "a0") -> None:
         self.client = client_of(where)
         self.config, self.name, self.confirmed, self.done = config, name, -1, False
         self.holding: dict[str, WorkOrder] = {}
@@ -279,7 +282,7 @@ class LightActor:
 class LightLearner:
     """Leases, scores and commits without a model."""
 
-    def __init__(self, where: str | Core, config: Config) -> None:
+    def __init__(self, where: str | Core | BlockingClient, config: Config) -> None:
         self.client, self.config = client_of(where), config
         welcome, _ = self.client.call(Hello("learner", "rank0", PROTOCOL, config.shared()))
         assert isinstance(welcome, Welcome)

@@ -6,16 +6,36 @@ from pathlib import Path
 from typing import Any
 
 from wire.digest import digest
-from wire.messages import Applied, Engine, GiveBack, Hello, Note, Ok, Pull, Put, Reply, Request, SampleFailure, Stored, Welcome, Work
+from wire.errors import TryAgainError
+from wire.manifest import version_path
+from wire.messages import (
+    Applied,
+    Chunk,
+    Engine,
+    Fetch,
+    GiveBack,
+    Hello,
+    Note,
+    Ok,
+    Pull,
+    Put,
+    Reply,
+    Request,
+    SampleFailure,
+    Stored,
+    Welcome,
+    Work,
+)
 from wire.record import Payload, RolloutHead, VersionNotice, WorkOrder, payload_size, rollout_id, unpack_payload
 
 
 class ReplayTwin:
     """`commit` announces a version, `queue` training orders, `evaluate` eval orders. `poison(head)` names rollouts that are quarantined;
-    `done` ends the run; clearing `answering` makes it silent, like a daemon that is down. An Event in `stored` is set by each Put."""
+    `served` is where its weight files are; `done` ends the run; clearing `answering` makes it silent, like a daemon that is down. An Event
+    in `stored` is set by each Put."""
 
     def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
+        self.run_dir = self.served = run_dir
         self.versions: dict[int, VersionNotice] = {}
         self.committed = -1
         self.replayed: VersionNotice | None = None
@@ -33,6 +53,7 @@ class ReplayTwin:
         self.requests: list[Request] = []
         self.holding: list[str] = []
         self.pulls = 0
+        self.epoch = 0
 
     # What a test does and asks.
     async def commit(self, notice: VersionNotice) -> None:
@@ -72,16 +93,27 @@ class ReplayTwin:
             self.requests.append(request)
         match request:
             case Hello():
-                return Welcome(1, str(self.run_dir), self.versions.get(self.committed), 0), b""
+                self.epoch += 1
+                return Welcome(self.epoch, str(self.run_dir), self.versions.get(self.committed), 0, "run1"), b""
             case Pull():
                 return await self._pull(request), b""
             case Put():
                 return await self._put(request, bulk), b""
             case GiveBack(group_ids=ids):
                 self.eval_held -= set(ids)
+            case Fetch():
+                return self._chunk(request)
         assert isinstance(request, Engine | Applied | Note | GiveBack)
         await self._wake()
         return Ok(), b""
+
+    def _chunk(self, request: Fetch) -> tuple[Reply, bytes]:
+        file = self.served / version_path(request.version) / request.file
+        if not file.is_file():
+            raise TryAgainError("cannot be read")
+        data = file.read_bytes()
+        part = data[request.offset:request.offset + request.count]
+        return Chunk(len(data), len(part), digest(part)), part
 
     async def _pull(self, request: Pull) -> Work:
         self.pulls += 1

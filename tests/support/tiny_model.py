@@ -5,8 +5,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import learner  # noqa: F401  (lets transformers import torchvision beside a CPU torch; so transformers comes later)
-
 VOCAB = 48
 
 

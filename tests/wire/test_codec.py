@@ -10,16 +10,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from wire.codec import MAX_DEPTH, bulk_size, decode, encode
+from wire.codec import MAX_DEPTH, bulk_size, decode, encode, join, split
 from wire.errors import ProtocolError
 from wire.messages import (
     AnchorHead,
     Applied,
     Checkpointed,
+    Chunk,
     Commit,
     Committed,
     Done,
     Engine,
+    Fetch,
     Finished,
     Fork,
     GiveBack,
@@ -33,6 +35,8 @@ from wire.messages import (
     Pull,
     Put,
     PutAnchors,
+    Recall,
+    Recalled,
     Refusal,
     Rows,
     SampleFailure,
@@ -94,6 +98,8 @@ MESSAGES: list[tuple[Any, bytes]] = [
     (Applied(4, 3, "b" * 64, 1e-6, 1e-5), b""),
     (GiveBack(4, ["t1.1"], "stop"), b""),
     (Note(4, "kind", "detail"), b""),
+    (Fetch(4, 3, "model.safetensors", 8, 16), b""),
+    (Chunk(24, 16, "a" * 64), b"\0" * 16),
     (Initial(4, NOTICE), b""),
     (Unscored(4, 3, 64), b""),
     (Rows([HEAD]), PAYLOAD),
@@ -105,6 +111,8 @@ MESSAGES: list[tuple[Any, bytes]] = [
     (Commit(4, RECORD, NOTICE), b"\0" * 15),
     (Committed(4, "f" * 64, False), b""),
     (Checkpointed(4, 3, "checkpoints/v3", "a" * 64), b""),
+    (Recall(4, 3, 1), b""),
+    (Recalled(RECORD, ["a" * 64, "b" * 64], [HEAD], [ANCHOR]), PAYLOAD + b"\0" * 4),
     (Fork(4, 3, NOTICE), b""),
     (Finished(4, {"total": 2.0}), b""),
 ]
@@ -188,6 +196,17 @@ def test_the_number_of_a_request_that_is_not_understood_is_kept() -> None:
     with pytest.raises(ProtocolError) as caught:
         decode(body(type="exec"))
     assert caught.value.seq == 7
+
+
+@pytest.mark.parametrize(("header", "bulk"), [(b"", b""), (b"a", b""), (b"", b"b"), (b"header", bytes(1000))])
+def test_two_frames_go_through_one(header: bytes, bulk: bytes) -> None:
+    assert split(memoryview(join([header, bulk]))) == [header, bulk]
+
+
+@pytest.mark.parametrize("frame", [b"", b"\0", b"\1\0\0\0", b"\xff\xff\xff\xffrest", b"\5\0\0\0rest"])
+def test_what_is_no_joined_message_is_refused(frame: bytes) -> None:
+    with pytest.raises(ProtocolError, match="two frames"):
+        decode(split(memoryview(frame)))
 
 
 def escapes(frames: list[bytes]) -> None:
