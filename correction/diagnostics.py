@@ -1,5 +1,7 @@
 """Scalars that say how far the data is off-policy, and what the correctors made of it."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -32,6 +34,18 @@ def k3(log_ratio: Tensor | LogRatio, mask: Tensor | None = None) -> Tensor:
         check_mask(mask, value)
         value = sanitise(value, mask)
     return masked_mean(torch.expm1(value.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)) - value, mask)
+
+
+def weight_entropy(weight: Tensor, mask: Tensor) -> float:
+    """Entropy of the weights, normalised to sum 1, over that of equal ones: 1 is even, 0 is one token; 0 without a
+    weight or with a single token."""
+    check_mask(mask, weight)
+    share = sanitise(weight.detach(), mask).double()
+    total, count = float(share.sum()), int(mask.sum())
+    if total <= 0 or count < 2:
+        return 0.0
+    share = share / total
+    return max(0.0, float(-torch.xlogy(share, share).sum()) / math.log(count))
 
 
 def ratio_summary(log_ratio_RT: Tensor | LogRatio, mask_RT: Tensor) -> dict[str, float]:

@@ -25,7 +25,7 @@ def selected_log_probs(hidden_NH: Tensor, weight_VH: Tensor, target_N: Tensor, t
     """`log_softmax(hidden @ weight.T / temperature)` at the targets, [N], float32 (float64 of float64), differentiable in the first two.
 
     Logits are made in the dtype of the weight, everything after them in the result's; the weight's gradient is summed in it, too. The
-    backward pass makes each chunk's logits again, so peak memory is a few chunks and one gradient of the weight. Double backward is an error.
+    backward pass makes each chunk's logits again, so peak memory is a few chunks and one gradient of the weight. No double backward.
     """
     return _SelectedLogProbs.apply(hidden_NH, weight_VH, target_N, temperature_N)
 

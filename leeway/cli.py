@@ -55,6 +55,12 @@ def _report(arguments: list[str]) -> int:
     return main(arguments)
 
 
+def _whatif(arguments: list[str]) -> int:
+    from leeway.whatif import main
+
+    return main(arguments)
+
+
 def _doctor(arguments: list[str]) -> int:
     from leeway.doctor import main
 
@@ -91,6 +97,7 @@ COMMANDS = {
     "export": Command(_export, "RUN --format parquet|jsonl [--out FILE]", "write a run's rollouts with their log-probs and outcomes"),
     "sft-export": Command(_sft_export, "RUN --min-reward R [--out FILE]", "write a run's verified responses as a supervised set"),
     "report": Command(_report, "RUN", "write report.html of a run"),
+    "whatif": Command(_whatif, "RUN --update U [--json]", "one recorded batch under every corrector and recipe, side by side"),
     "keys": Command(_keys, "FOLDER [NAME...]", "make the keys that let actors on other machines in"),
     "doctor": Command(_doctor, "", "does this machine have what Leeway needs"),
     "recipes": Command(_recipes, "", "the named recipes, and what a recipe can be made of"),

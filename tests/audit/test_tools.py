@@ -54,19 +54,17 @@ def test_stats_of_books_that_do_not_balance(run: Path, damage: Callable[..., obj
 
 def test_stats_and_report_name_the_alarms(run: Path, damage: Callable[..., object], capsys: pytest.CaptureFixture[str]) -> None:
     assert stats_command.stats(run)["alarms"] == {}
-    for update, text in ((1, "0.21"), (3, "0.25 <x>")):
-        damage("UPDATE updates SET record = json_set(record, '$.metrics.alarms', json_object('ess', ?)) WHERE update_id = ?", text, update)
-    damage("UPDATE updates SET record = json_set(record, '$.metrics.alarms', json_object('weight_mean', 'far')) WHERE update_id = 3")
-    damage("UPDATE updates SET record = json_set(record, '$.metrics.alarms.ess', '0.25 <x>') WHERE update_id = 3")
+    for update, alarms in ((1, {"ess": "0.21"}), (4, {"weight_mean": "far", "ess": "0.25 <x>"})):
+        damage("UPDATE updates SET record = json_set(record, '$.metrics.alarms', json(?)) WHERE update_id = ?", json.dumps(alarms), update)
     found = stats_command.stats(run)["alarms"]
-    assert found == {"ess": {"updates": 2, "first": 1, "last": 3, "text": "0.25 <x>"},
-                     "weight_mean": {"updates": 1, "first": 3, "last": 3, "text": "far"}}
+    assert found == {"ess": {"updates": 2, "first": 1, "last": 4, "text": "0.25 <x>"},
+                     "weight_mean": {"updates": 1, "first": 4, "last": 4, "text": "far"}}
     assert stats_command.main([str(run)]) == 0
     out = capsys.readouterr().out
-    assert "ALARM      ess at 2 updates from 1 to 3: 0.25 <x>" in out
-    assert "ALARM      weight_mean at update 3: far" in out
+    assert "ALARM      ess at 2 updates from 1 to 4: 0.25 <x>" in out
+    assert "ALARM      weight_mean at update 4: far" in out
     page = report.write_report(run).read_text()
-    assert "<td>weight_mean</td><td>1</td><td>3</td><td>3</td><td>far</td>" in page
+    assert "<td>weight_mean</td><td>1</td><td>4</td><td>4</td><td>far</td>" in page
     assert "0.25 &lt;x&gt;" in page
 
 

@@ -15,7 +15,7 @@ from learner.logprobs import PolicyModel, selected
 from learner.model import load_policy, trainer_fingerprint
 from learner.scoring import Row, passes_of, plan_passes, plans_of, run_pass
 from tests.learner.test_scoring import make_rows
-from tests.support.leases import tiny_config
+from tests.support.leases import make_engine, make_lease, tiny_config, update
 
 VOCABULARY, HIDDEN, TOKENS = 61, 12, 23
 
@@ -177,3 +177,24 @@ def test_the_same_plan_gives_the_same_bits_and_training_those_of_scoring(tmp_pat
     assert score(list(range(11)), True) == first
     for chosen in ([3], [10, 0, 7]):
         assert score(chosen, False) == [first[i] for i in chosen]
+
+
+@pytest.mark.deepspeed
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.02)])
+def test_an_update_through_deepspeed_is_that_of_the_plain_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str,
+                                                               tolerance: float) -> None:
+    monkeypatch.setattr(chunked_head, "CHUNK_LOGITS", 0)
+    monkeypatch.setattr(chunked_head, "LEAST_ROWS", 7)
+    tiny_config(tmp_path / "model")
+    config = tiny_config(tmp_path / "model", model={"path": str(tmp_path / "model"), "dtype": dtype})
+    found = []
+    for least in (10**6, 1):
+        monkeypatch.setattr(logprobs, "CHUNKED_FROM", least)
+        engine = make_engine(config)
+        assert engine.policy.chunked == (least == 1)
+        outcome = update(engine, config, make_lease(config))
+        found.append((outcome, torch.cat([tensor.float().flatten() for tensor in engine.full_state().values()])))
+    (plain, plain_weights), (chunked, chunked_weights) = found
+    for key in ("loss", "grad_norm"):
+        assert chunked.metrics[key] == pytest.approx(plain.metrics[key], rel=tolerance)
+    assert float((chunked_weights - plain_weights).norm()) < tolerance * float(plain_weights.norm())

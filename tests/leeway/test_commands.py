@@ -21,6 +21,7 @@ FLAGS = {
     "stats": ["--help", "--json"],
     "audit": ["--help", "--json", "--rollout", "--update"],
     "report": ["--help"],
+    "whatif": ["--help", "--json", "--update"],
     "keys": ["--help"],
     "doctor": ["--help"],
     "recipes": ["--help"],

@@ -93,6 +93,7 @@ def main() -> None:
     model, out = Path(sys.argv[1]), Path(sys.argv[2])
     chunked_head.CHUNK_LOGITS, chunked_head.LEAST_ROWS = 0, 7
     facts: dict[str, Any] = {name: run_case(model, out, name, learner) for name, learner in CASES.items()}
+    logprobs.CHUNKED_FROM = 4096
     facts["recipes"] = {f"{name}, zero {stage}": run_recipe(model, recipe, stage) for name, recipe in RECIPES.items() for stage in (0, 3)}
     if Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size(), "cpu").is_first:
         (out / "facts.json").write_text(json.dumps(facts))
