@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from actor.collect import Outcome, group_id
+from actor.collect import Outcome
 from actor.outbox_file import OutboxFile, size_of
 from wire.errors import ConfigError, RunError
 from wire.messages import Note, Put, Reply, Request, Stored

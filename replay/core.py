@@ -20,7 +20,7 @@ from replay.sampler import NO_CONTRAST, Group, GroupBook, Transition
 from replay.sessions import Session, Sessions
 from replay.store import Store
 from wire.process import Clock
-from wire.record import Sampling, VersionNotice, WorkOrder
+from wire.record import Sampling, VersionNotice, WorkOrder, group_id
 
 log = logging.getLogger(__name__)
 INSERT_GROUP = """INSERT INTO groups
@@ -30,10 +30,6 @@ MOVE_GROUP = """UPDATE groups SET state = ?1, reason = ?2, oldest_version = ?3,
     update_id = CASE ?1 WHEN 'lost' THEN update_id ELSE ?4 END WHERE group_id = ?5"""
 FINAL = ("trained", "dropped", "expired", "lost")
 VERDICTS_WATCHED = 1000
-
-
-def group_id(order: WorkOrder) -> str:
-    return f"{order.order_id}.{order.attempt}"
 
 
 class Core:
@@ -58,7 +54,7 @@ class Core:
         self.evals: list[EvalRound] = []
         self.evaluated: list[int] = []
         self.next_eval = 1
-        self.fingerprints: set[str] = set()
+        self.vocabularies: dict[str, int] = {}  # by engine fingerprint
         self.verdicts: deque[bool] = deque(maxlen=VERDICTS_WATCHED)
         self.verdicts_warned = False
         self.no_contrast_in_a_row = 0

@@ -11,9 +11,7 @@ from replay.core import Core
 from replay.evals import EvalGroup, EvalRound
 from replay.sampler import Group, Outcome
 from replay.sessions import Sessions
-from wire.record import VersionNotice, WorkOrder
-
-ABORTED = "aborted"
+from wire.record import ABORTED, VersionNotice, WorkOrder
 
 
 def rebuild(core: Core) -> None:
@@ -24,7 +22,7 @@ def rebuild(core: Core) -> None:
     _prompts(core)
     _groups(core)
     _evals(core)
-    core.fingerprints = {name for name, in core.store.rows("SELECT id FROM fingerprints")}
+    core.vocabularies = {name: json.loads(body).get("vocabulary", 0) for name, body in core.store.rows("SELECT id, body FROM fingerprints")}
     core.finished = core.store.meta("finished") == "1" and core.over
     core.store.count(PRODUCED, 0 if PRODUCED in core.store.counters else core.store.one("SELECT count(*) FROM rollouts"))
     unlease_if_too_old(core)
