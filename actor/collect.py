@@ -10,7 +10,19 @@ from actor.engine import EngineInfo, Generated, GenerateRequest
 from verifier.protocol import VerifyItem
 from wire.digest import digest
 from wire.messages import SampleFailure
-from wire.record import ABORTED, ABORTED_WITHOUT_TOKEN, I32, Failed, Fingerprint, RolloutHead, Sampling, Verdict, WorkOrder, pack_payload, rollout_id
+from wire.record import (
+    ABORTED,
+    ABORTED_WITHOUT_TOKEN,
+    I32,
+    Failed,
+    Fingerprint,
+    RolloutHead,
+    Sampling,
+    Verdict,
+    WorkOrder,
+    pack_payload,
+    rollout_id,
+)
 
 ABORT = "abort"
 """The engine's finish reason; the records say ABORTED."""

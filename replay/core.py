@@ -118,7 +118,7 @@ class Core:
         orders = [self.next_order() for _ in range(count)]
         rows = []
         for order in orders:
-            group = Group(group_id(order), order.order_id, order.attempt, order.n)
+            group = Group(group_id(order), order.order_id, order.attempt, order.n, excused=order.excused)
             self.book.grant(group, actor, self.now)
             self.orders[group.group_id] = order
             rows.append((*self.group_row(order, "granted"), actor, group.seq, self.committed, None, encode(order)))
@@ -169,7 +169,7 @@ class Core:
 
     def _requeue(self, group: Group) -> str:
         order = self.orders.get(group.group_id) or self.read_order(group.group_id)
-        again = msgspec.structs.replace(order, attempt=order.attempt + 1)
+        again = msgspec.structs.replace(order, attempt=order.attempt + 1, excused=group.excused)
         self.queue.append(again)
         self.store.db.execute(INSERT_GROUP, (*self.group_row(again, "queued"), None, None, None, None, encode(again)))
         return group_id(again)

@@ -7,13 +7,13 @@ import numpy as np
 
 from replay.books import PRODUCED
 from replay.core import Core, encode
-from replay.sampler import Outcome, Transition
+from replay.sampler import QUARANTINED, Outcome, Transition
 from replay.sessions import Session
 from replay.validate import Item, cut, faults
 from wire.digest import digest as digest_of
 from wire.errors import RunError
 from wire.messages import Put, Refusal, Reply, SampleFailure, Stored
-from wire.record import ABORTED, RolloutHead, Scored, group_id
+from wire.record import ABORTED, ABORTED_WITHOUT_TOKEN, RolloutHead, Scored, group_id
 
 log = logging.getLogger(__name__)
 INSERT_ROLLOUT = "INSERT INTO rollouts VALUES (?, ?, ?, ?, ?, NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -153,7 +153,7 @@ def _fail(core: Core, session: Session, failure: SampleFailure, tally: Tally) ->
         if standing != "duplicate":
             tally.refused.append((f"{of}.{failure.sample}", standing))
         return standing == "duplicate"
-    aborted = failure.reason.startswith(ABORTED)
+    aborted = failure.reason == ABORTED_WITHOUT_TOKEN
     core.store.count("aborted_without_token" if aborted else "failed_without_token")
     core.store.record("put", {"actor": session.name, "failures": [[of, failure.sample, failure.reason]]})
     _no_rollout(core, tally, of, failure.sample, failure.reason, "aborted" if aborted else "failed")
@@ -167,7 +167,7 @@ def _quarantine(core: Core, session: Session, head: RolloutHead, payload: bytes,
     core.store.wrote(len(payload))
     core.store.record("put", {"actor": session.name, "quarantined": [[head.rollout_id, reason]]})
     tally.quarantined.append((head.rollout_id, reason))
-    _no_rollout(core, tally, group_id(head), head.sample, "quarantined", "quarantined")
+    _no_rollout(core, tally, group_id(head), head.sample, QUARANTINED, "quarantined")
 
 
 def _no_rollout(core: Core, tally: Tally, of: str, sample: int, reason: str, outcome: Outcome) -> None:

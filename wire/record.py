@@ -36,7 +36,8 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorkOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`n` responses to one prompt. One attempt of an order is one group. An eval order names the exact version to answer with."""
+    """`n` responses to one prompt. One attempt of an order is one group. An eval order names the exact version to answer with.
+    `excused`: earlier attempts that do not count towards replay.max_attempts."""
 
     order_id: str
     attempt: int
@@ -47,6 +48,7 @@ class WorkOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     n: int
     sampling: Sampling
     version: int | None = None
+    excused: int = 0
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -71,8 +71,8 @@ POISON: dict[str, tuple[Callable[[RolloutHead], tuple[RolloutHead, bytes]], str]
     "minus infinity": (lambda h: with_mu(h, -math.inf, -1.0, -1.0), "log-prob of response token 0 is -inf"),
     "infinity": (lambda h: with_mu(h, math.inf, -1.0, -1.0), "log-prob of response token 0 is inf"),
     "negative token": (lambda h: with_tokens(h, [1, 2, 3, 4], [7, -1, 7]), "response token id -1 is outside the vocabulary of 50"),
-    "a token beyond the vocabulary": (lambda h: with_tokens(h, [1, 2, 3, 4], [7, 50, 49]), "response token id 50 is outside the vocabulary"),
-    "a prompt token beyond the vocabulary": (lambda h: with_tokens(h, [1, 2, 3, 2**31 - 1], [7, 7, 7]), "prompt token id 2147483647 is out"),
+    "a token beyond the vocabulary": (lambda h: with_tokens(h, [1, 2, 3, 4], [7, 50, 49]), "response token id 50 is outside"),
+    "a prompt token beyond the vocabulary": (lambda h: with_tokens(h, [1, 2, 3, 2**31 - 1], [7, 7, 7]), "prompt token id 2147483647"),
     "too few payload bytes": (lambda h: with_mu(h, -1.0, -1.0), "wrong lengths"),
     "hole in the spans": (lambda h: changed(h, spans=(Span(0, 0, 1), Span(0, 2, 3))), "spans do not cover"),
     "overlapping spans": (lambda h: changed(h, spans=(Span(0, 0, 2), Span(0, 1, 3))), "spans do not cover"),
@@ -221,6 +221,26 @@ def test_aborted_rollouts_are_dropped_at_once_and_their_order_asked_again(stage:
     assert stage.core.store.counters["aborted_without_token"] == 1
     again = actor.pull(want=1).orders[0]
     assert (again.order_id, again.attempt, again.prompt) == (order.order_id, 2, order.prompt)
+
+
+def test_weight_swaps_never_use_up_a_prompts_attempts(make_stage: Callable[..., Stage]) -> None:
+    stage = make_stage(replay={"max_attempts": 2})
+    stage.learner()
+    for swap in range(5):
+        actor = stage.actor()
+        actor.pull(want=0)
+        order, = actor.pull(want=1).orders
+        assert (order.order_id, order.attempt, order.excused) == ("t0000000", swap + 1, swap)
+        actor.put([], [SampleFailure(order.order_id, order.attempt, 0, "aborted_without_token")])
+        stage.reopen()
+        actor = stage.actor()
+        actor.put([rollout(order, 1, 0, verdict=Failed("aborted"))])
+    for failure in range(2):
+        actor.pull(want=0)
+        order, = actor.pull(want=1).orders
+        assert (order.order_id, order.attempt, order.excused) == ("t0000000", 6 + failure, 5)
+        actor.put([rollout(order, sample, 0, verdict=Failed("crash")) for sample in range(2)])
+    assert actor.pull(want=1).orders[0].order_id == "t0000001"
 
 
 def test_an_engine_that_makes_only_poison_is_stopped(make_stage: Callable[..., Stage]) -> None:
