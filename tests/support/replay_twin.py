@@ -31,8 +31,8 @@ from wire.record import Payload, RolloutHead, VersionNotice, WorkOrder, payload_
 
 class ReplayTwin:
     """`commit` announces a version, `queue` training orders, `evaluate` eval orders. `poison(head)` names rollouts that are quarantined;
-    `served` is where its weight files are; `done` ends the run; clearing `answering` makes it silent, like a daemon that is down; requests of
-    type `deaf_to` get no answer. An Event in `stored` is set by each Put."""
+    `served` is where its weight files are; `done` ends the run; clearing `answering` makes it silent, like a daemon that is down; requests
+    of type `deaf_to` get no answer. An Event in `stored` is set by each Put."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = self.served = run_dir
