@@ -117,8 +117,8 @@ class Session:
             self._explain(failed)
             return 2 if failed.code == 2 else 1
         if unfinished:
-            print(f"leeway: the last evaluation was not finished: no answer came for {EVAL_STALL_S:.0f} s; all updates are committed and the "
-                  f"model is exported; the actors' logs are in {self._run_dir / 'logs'}", file=sys.stderr)
+            print(f"leeway: the last evaluation was not finished: no answer came for {EVAL_STALL_S:.0f} s; all updates are committed, "
+                  f"the model is exported; the actors' logs are in {self._run_dir / 'logs'}", file=sys.stderr)
             return 1
         return INTERRUPTED if interrupted else 0
 

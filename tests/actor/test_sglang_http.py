@@ -110,7 +110,7 @@ ABORTED = {"finish_reason": {"type": "abort", "message": "Abort in waiting queue
 
 @pytest.mark.parametrize(("ids", "meta"), [
     ([], ABORTED),  # it waited, or had been retracted: SGLang says no more
-    ([29, 32], ABORTED),  # retracted with tokens: they come back without log-probs
+    ([29, 32], ABORTED),  # tokens without log-probs are none
     ([], row(output_token_logprobs=[], weight_versions=[{"version": "3", "start": 0, "end": 0}])["meta_info"] | ABORTED),
 ])
 async def test_an_abort_without_a_token(server: tuple[Server, SGLangEngine], ids: list[int], meta: dict[str, Any]) -> None:
@@ -118,6 +118,20 @@ async def test_an_abort_without_a_token(server: tuple[Server, SGLangEngine], ids
     fake.answers["/generate"] = (200, [{"output_ids": ids, "meta_info": meta}])
     [made] = await engine.generate(REQUEST)
     assert (len(made.output_ids), len(made.logprobs), made.spans, made.finish_reason) == (0, 0, (), "abort")
+
+
+async def test_an_abort_of_a_retracted_row_has_what_it_had_made(server: tuple[Server, SGLangEngine]) -> None:
+    """Seen: it waits again, and comes back whole but for the length of its prompt."""
+    fake, engine = server
+    meta = {key: value for key, value in row()["meta_info"].items() if key != "prompt_tokens"} | ABORTED
+    fake.answers["/generate"] = (200, [row() | {"meta_info": meta}])
+    [made] = await engine.generate(REQUEST)
+    assert (len(made.output_ids), made.finish_reason, made.spans) == (2, "abort", (Span(3, 0, 2),))
+    whole = row()
+    del whole["meta_info"]["prompt_tokens"]
+    fake.answers["/generate"] = (200, [whole])
+    with pytest.raises(EngineError, match="prompt_tokens"):
+        await engine.generate(REQUEST)
 
 
 @pytest.mark.parametrize("pairs", [
