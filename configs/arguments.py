@@ -20,20 +20,22 @@ class Arguments(NamedTuple):
         return Path(self.config.run.dir) / self.name
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"leeway: error: {message}\n")
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
-    build = _Parser(prog=prog, allow_abbrev=False)
+    build = Parser(prog=prog, allow_abbrev=False)
     build.add_argument("configs", nargs="+", type=Path, metavar="CONFIG", help="TOML files, joined left to right")
     build.add_argument("--name", help="the run's name; default: the last file's name")
     build.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one key, e.g. replay.max_staleness=4")
     build.add_argument("--resume", action="store_true", help="go on with an existing run")
     build.add_argument("--dry-run", action="store_true", help="print the resolved config and exit")
-    if prog == "replay":
-        build.add_argument("--verify", metavar="RUN", help="instead of all this: check the store of a run; exit 3 when it has findings")
+    if prog == "leeway replay":
+        build.usage = ("leeway replay CONFIG... [--name NAME] [--set KEY=VALUE]... [--resume] [--dry-run]\n"
+                       "       leeway replay --verify RUN")
+        build.add_argument("--verify", metavar="RUN", help="alone, without CONFIG: check the store of a run; exit 3 when it has findings")
     return build
 
 

@@ -22,9 +22,10 @@ log = logging.getLogger(__name__)
 
 
 def main() -> int | None:
-    if sys.argv[1:2] == ["--verify"]:
-        return verify(sys.argv[1:])
-    arguments = parse(sys.argv[1:], "replay")
+    words = sys.argv[1:]
+    if any(word.partition("=")[0] == "--verify" for word in words) and not {"-h", "--help"} & {*words}:
+        return verify(words)
+    arguments = parse(words, "leeway replay")
     set_up_logging("replay", arguments.config.logging.level)
     changed = rundir.check_run(arguments)
     prompts = read_prompts(arguments.config)

@@ -71,6 +71,7 @@ def test_the_help_imports_nothing_heavy() -> None:
     (["doctor", "now"], "leeway: error: unrecognized arguments: now"),
     (["run"], "leeway: error: the following arguments are required: CONFIG"),
     (["run", "a.toml", "--nam", "x"], "leeway: error: unrecognized arguments: --nam x"),
+    (["run", ".", "--dry-run"], "leeway: error: .: cannot be read as a config file (Is a directory)"),
     (["run", "missing.toml"], "leeway: error: missing.toml: no such config file"),
     (["run", "a.toml", "--name", ".x"], "leeway: error: run name '.x': use 1 to 64 of a-z 0-9 . _ - and no leading dot"),
     (["run", "a.toml", "--set", "replay.max_stalenes=4"],
@@ -79,6 +80,9 @@ def test_the_help_imports_nothing_heavy() -> None:
      "leeway: error: sampling.top_p = 0.9: the engine's log-prob is taken before top_p acts"),
     (["run", "a.toml", "--set", "replay.endpoint=tcp://0.0.0.0:5757"],
      "leeway: error: replay.endpoint = 'tcp://0.0.0.0:5757': an address beyond"),
+    (["replay", "a.toml", "--verify", "RUN"], "leeway: error: `leeway replay --verify RUN` takes nothing else: leave out a.toml"),
+    (["replay", "--verify"], "leeway: error: argument --verify: expected one argument"),
+    (["replay", "--verify", "nosuch"], "leeway: error: no run at nosuch"),
     (["run", "a.toml", "--resume"], "leeway: error: no run at runs/a to resume: leave out --resume to start it"),
 ])
 def test_bad_usage_is_one_line_and_exit_2(words: list[str], line: str, tmp_path: Path) -> None:
