@@ -32,7 +32,8 @@ def parser(prog: str) -> argparse.ArgumentParser:
     build.add_argument("--name", help="the run's name; default: the last file's name")
     build.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one key, e.g. replay.max_staleness=4")
     build.add_argument("--resume", action="store_true", help="go on with an existing run")
-    build.add_argument("--dry-run", action="store_true", help="print the resolved config, check what can be checked without starting, and exit")
+    build.add_argument("--dry-run", action="store_true",
+                       help="print the resolved config, check what can be checked without starting, and exit")
     if prog == "leeway replay":
         build.usage = ("leeway replay CONFIG... [--name NAME] [--set KEY=VALUE]... [--resume] [--dry-run]\n"
                        "       leeway replay --verify RUN")

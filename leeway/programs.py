@@ -22,7 +22,8 @@ DONE, BAD_CONFIG, TRY_AGAIN = 0, 2, 75
 
 @dataclass(frozen=True)
 class Spec:
-    """What to run. `again` is appended to `argv` on a restart, once the file `made` is there. The program asks the kernel to die with us (`die_with_parent`)."""
+    """What to run. `again` is appended to `argv` on a restart, once the file `made` is there (None: always).
+    The program asks the kernel to die with us (`die_with_parent`)."""
 
     name: str
     argv: tuple[str, ...]

@@ -59,7 +59,8 @@ def test_it_speaks_after_the_time_and_then_half_as_often(stage: Stage) -> None:
         if (line := dog.look()) is not None:
             said.append((second, line))
     assert [second for second, _ in said] == [30, 60, 120]
-    assert said[0][1] == "nothing has moved for 30 s: waiting for the learner's initial weights (it starts, and loads the model and DeepSpeed); learner not joined"
+    assert said[0][1] == ("nothing has moved for 30 s: waiting for the learner's initial weights (it starts, and loads the model and "
+                          "DeepSpeed); learner not joined")
     stage.learner()
     assert [dog.look() for stage.clock.at in (2000.0, 2029.0)] == [None, None]
     stage.clock.at = 2031.0
