@@ -15,7 +15,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 class Recipe(Table):
     name: str = "custom"
-    """One of `leeway recipes`: its settings apply, and the keys written beside it win. Any other name only labels settings of your own."""
+    """One of `leeway recipes`: its settings apply, and the keys written beside it win. Any other name only labels settings of
+    your own, unless it looks like one of them with a typing error."""
 
     # ---------------------------------------------------------------- rewards and groups
     dynamic_sampling: bool = False

@@ -1,5 +1,6 @@
 """Rules that span several tables of the config. Each refusal is one line: what is wrong, and what to do."""
 
+import re
 from typing import TYPE_CHECKING
 
 from configs.stacking import check_stacking
@@ -8,10 +9,21 @@ if TYPE_CHECKING:
     from configs.schema import Config
 
 
+ENDPOINT = re.compile(r"tcp://([A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9a-f:]+\]):(\d+|\*)")
+
+
 def check_tree(config: "Config") -> None:
     """Raises ValueError with one line for the first rule that does not hold."""
-    for rule in (_sampling_contract, _group_sizes, _batch_shape, _no_deadlock, check_stacking):
+    for rule in (_endpoint, _sampling_contract, _group_sizes, _batch_shape, _no_deadlock, check_stacking):
         rule(config)
+
+
+def _endpoint(config: "Config") -> None:
+    endpoint = config.replay.endpoint
+    found = ENDPOINT.fullmatch(endpoint)
+    if found is None or found[2] != "*" and int(found[2]) > 65535:
+        raise ValueError(f"replay.endpoint = {endpoint!r}: write it as tcp://ADDRESS:PORT with a port of at most 65535, "
+                         "for example tcp://127.0.0.1:5757")
 
 
 def _sampling_contract(config: "Config") -> None:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from configs.arguments import parse, parser
+from leeway.dry_run import check
 from leeway.feed import Feed
 from leeway.plan import Plan, make_plan, settle_endpoint
 from leeway.programs import Program
@@ -36,7 +37,7 @@ def main(arguments: list[str]) -> int:
 
 def run(arguments: list[str]) -> int:
     """Exit code of the whole run. Raises ConfigError for what is wrong before anything was started."""
-    options = parse(arguments, "leeway run")
+    options = parse(arguments, "leeway run", check)
     given = parser("leeway run").parse_args(arguments)
     check_run(options)
     keys = client_keys(options.config.security, LEARNER)

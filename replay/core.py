@@ -59,7 +59,8 @@ class Core:
         self.evaluated: list[int] = []
         self.next_eval = 1
         self.fingerprints: set[str] = set()
-        self.verdicts: deque[bool] = deque(maxlen=VERDICTS_WATCHED)
+        self.verdicts: deque[str | None] = deque(maxlen=VERDICTS_WATCHED)
+        """Why each failed; None for a score."""
         self.verdicts_warned = False
         self.no_contrast_in_a_row = 0
         self.update_times = UpdateTimes()

@@ -1,6 +1,7 @@
 """Put: rollouts in, each of them judged before anything is written. What is acknowledged is on disk, once."""
 
 import logging
+from collections import Counter
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from replay.validate import Item, cut, faults
 from wire.digest import digest as digest_of
 from wire.errors import RunError
 from wire.messages import Put, Refusal, Reply, SampleFailure, Stored
-from wire.record import RolloutHead, Scored
+from wire.record import Failed, RolloutHead, Scored
 
 log = logging.getLogger(__name__)
 INSERT_ROLLOUT = "INSERT INTO rollouts VALUES (?, ?, ?, ?, ?, NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -22,6 +23,8 @@ INSERT_SPAN = 'INSERT INTO spans (rollout_id, span, version, start, "end", kv_cl
 WATCH_FROM = 100
 """Verdicts before their failures are judged."""
 WARN_RATE = 0.05
+REASON_KEPT = 300
+"""Characters of a failure's reason that are shown."""
 
 Standing = Literal["open", "eval", "duplicate"]
 
@@ -113,7 +116,7 @@ def _store_train(core: Core, session: Session, items: list[Item], tally: Tally) 
         aborted += outcome == "aborted"
         _settle(core, tally, group_id(order), head.sample, outcome, oldest, reward)
         if outcome != "aborted":
-            core.verdicts.append(outcome == "failed")
+            core.verdicts.append(_why(head) if outcome == "failed" else None)
     store.db.executemany(INSERT_ROLLOUT, rollouts)
     store.db.executemany(INSERT_SPAN, spans)
     store.wrote(sum(len(item.payload) for item in sound))
@@ -196,6 +199,18 @@ def _outcome(head: RolloutHead) -> Outcome:
     return "aborted" if head.verdict.reason == ABORTED else "failed"
 
 
+def _why(head: RolloutHead) -> str:
+    """Reason and detail as one short line that a terminal can show."""
+    assert isinstance(head.verdict, Failed)
+    text = " ".join(f"{head.verdict.reason}; {head.verdict.detail}".strip("; ").split())
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:REASON_KEPT])
+
+
+def _commonest(reasons: Counter[str]) -> str:
+    ((reason, count),) = reasons.most_common(1)
+    return f"the commonest reason ({count}): {reason}"
+
+
 def _count_tokens(core: Core, heads: list[RolloutHead]) -> None:
     tokens = np.array([head.response_len for head in heads])
     started, finished = (np.array([getattr(head, end) for head in heads]) for end in ("started", "finished"))
@@ -217,14 +232,15 @@ def _watch(core: Core, session: Session, heads: list[RolloutHead], quarantined: 
         log.warning("actor %s: %d rollouts quarantined, the last because %s", session.name, len(quarantined), last)
         if session.poisoned_in_a_row >= core.config.actor.max_quarantined:
             session.stopped = f"{session.poisoned_in_a_row} rollouts in a row were quarantined, the last because {last}"
-    failed = sum(core.verdicts)
+    reasons = Counter(reason for reason in core.verdicts if reason is not None)
+    failed = reasons.total()
     if len(core.verdicts) < WATCH_FROM or failed <= WARN_RATE * len(core.verdicts):
         core.verdicts_warned = False
         return
     limit = core.config.replay.max_failure_rate
     if failed > limit * len(core.verdicts):
         raise RunError(f"{failed} of the last {len(core.verdicts)} verdicts failed, more than replay.max_failure_rate = {limit}: "
-                       "look at the verifier")
+                       f"look at task.verifier and its data; {_commonest(reasons)}")
     if not core.verdicts_warned:
-        log.warning("%d of the last %d verdicts failed", failed, len(core.verdicts))
+        log.warning("%d of the last %d verdicts failed; %s", failed, len(core.verdicts), _commonest(reasons))
         core.verdicts_warned = True

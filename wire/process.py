@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from asyncio import CancelledError
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def run_main(main: Callable[[], int | None]) -> int:
         die_with_parent()
         check_packages()
         return main() or 0
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, CancelledError):  # asyncio turns Ctrl-C into the second while a task group ends for another reason
         return INTERRUPTED
     except RunError as error:
         print(f"{CANNOT_GO_ON}{error}", file=sys.stderr)
@@ -96,7 +97,14 @@ def set_up_logging(process: str, level: str, run_dir: Path | None = None) -> Non
         file = logging.FileHandler(folder / f"{process}.jsonl")
         file.setFormatter(_JsonLines())
         handlers.append(file)
+    for handler in handlers:
+        handler.addFilter(_worth_a_line)
     logging.basicConfig(level=level, handlers=handlers, force=True)
+
+
+def _worth_a_line(record: logging.LogRecord) -> bool:
+    """Ours at the level asked for; of libraries (compilers log each command at INFO, on the root logger) what is a warning."""
+    return record.levelno >= logging.WARNING or record.name.partition(".")[0] in (*PACKAGES, "__main__")
 
 
 class Clock:

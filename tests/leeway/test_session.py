@@ -197,5 +197,5 @@ def test_a_port_in_use_is_refused() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(ConfigError, match="cannot listen there \\(Address already in use\\): stop what uses the port"):
+        with pytest.raises(ConfigError, match="is in use: is this run's replay already running\\?"):
             settle_endpoint(f"tcp://127.0.0.1:{taken.getsockname()[1]}")
