@@ -14,9 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from actor.collect import group_id
 from wire.messages import Work
-from wire.record import VersionNotice, WorkOrder
+from wire.record import VersionNotice, WorkOrder, group_id
 
 OnNewWeights = Literal["retract", "drain", "abort", "in_place"]
 REMEMBERED = 64

@@ -10,14 +10,23 @@ from actor.engine import EngineInfo, Generated, GenerateRequest
 from verifier.protocol import VerifyItem
 from wire.digest import digest
 from wire.messages import SampleFailure
-from wire.record import I32, Failed, Fingerprint, RolloutHead, Sampling, Verdict, WorkOrder, pack_payload, rollout_id
+from wire.record import (
+    ABORTED,
+    ABORTED_WITHOUT_TOKEN,
+    I32,
+    Failed,
+    Fingerprint,
+    RolloutHead,
+    Sampling,
+    Verdict,
+    WorkOrder,
+    pack_payload,
+    rollout_id,
+)
 
-ABORTED = "abort"
+ABORT = "abort"
+"""The engine's finish reason; the records say ABORTED."""
 LOGPROB_MODE = "log-softmax of logits / temperature, full vocabulary"
-
-
-def group_id(order: WorkOrder) -> str:
-    return f"{order.order_id}.{order.attempt}"
 
 
 @dataclass
@@ -68,9 +77,17 @@ def answer_ids(row: Generated) -> list[int]:
     return ids[:-1] if row.finish_reason == "stop" else ids
 
 
-def to_verify(order: WorkOrder, rows: list[Generated], decode: Callable[[list[list[int]]], list[str]]) -> list[VerifyItem]:
-    """The rows to judge: those that were not aborted."""
-    responses = [answer_ids(row) for row in rows if row.finish_reason != ABORTED]
+def not_judged(row: Generated, vocabulary: int) -> str | None:
+    """Why no verifier sees this row, or None: it was aborted, or a token of it is none (replay quarantines it)."""
+    if row.finish_reason == ABORT:
+        return ABORTED
+    ids = row.output_ids
+    return "token_out_of_vocabulary" if ids.size and (ids.min() < 0 or ids.max() >= vocabulary) else None
+
+
+def to_verify(order: WorkOrder, rows: list[Generated], decode: Callable[[list[list[int]]], list[str]], vocabulary: int) -> list[VerifyItem]:
+    """The rows to judge."""
+    responses = [answer_ids(row) for row in rows if not_judged(row, vocabulary) is None]
     return [VerifyItem(order.prompt, text, ids, order.columns) for ids, text in zip(responses, decode(responses), strict=True)]
 
 
@@ -78,18 +95,19 @@ def fingerprint_of(info: EngineInfo, rounding: str, tokenizer: str) -> Fingerpri
     """`rounding`: what the actor does to weights before loading; `tokenizer`: its digest."""
     quantisation = info.quantisation if rounding == "none" else f"{info.quantisation}, weights rounded to {rounding}"
     return Fingerprint("sglang", info.engine_version, info.dtype, info.attention, quantisation, info.tp_size, info.deterministic,
-                       LOGPROB_MODE, tokenizer)
+                       LOGPROB_MODE, tokenizer, info.vocab_size)
 
 
 def collect(order: WorkOrder, prompt_ids: list[int], rows: list[Generated], verdicts: list[Verdict], fingerprint: str,
-            times: RequestTimes) -> Outcome:
-    """One group. `verdicts` are those of the rows that were not aborted, in order. An aborted row with tokens is a rollout that failed; one
+            times: RequestTimes, vocabulary: int) -> Outcome:
+    """One group. `verdicts` are those of the rows that were judged, in order. Another row with tokens is a rollout that failed; one
     without is a failure of its sample."""
     outcome, judged, prompt = Outcome([order]), iter(verdicts), np.array(prompt_ids, I32)
     for sample, row in enumerate(rows):
-        verdict: Verdict = Failed("aborted") if row.finish_reason == ABORTED else next(judged)
+        why = not_judged(row, vocabulary)
+        verdict: Verdict = next(judged) if why is None else Failed(why)
         if not len(row.output_ids):
-            reason = "aborted_without_token" if row.finish_reason == ABORTED else "no_token"
+            reason = ABORTED_WITHOUT_TOKEN if why == ABORTED else "no_token"
             outcome.failures.append(SampleFailure(order.order_id, order.attempt, sample, reason))
             continue
         payload = pack_payload(prompt, row.output_ids, row.logprobs, row.top_ids, row.top_logprobs)

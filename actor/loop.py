@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from actor.agenda import Agenda, Load, Return, Start
-from actor.collect import RequestTimes, collect, fingerprint_of, group_id, request_for, to_verify
+from actor.collect import RequestTimes, collect, fingerprint_of, request_for, to_verify
 from actor.engine import Generated
 from actor.fetch import Fetcher
 from actor.outbox import Client, Outbox, open_file, outbox_folder
@@ -24,7 +24,7 @@ from verifier.pool import VerifierPool
 from wire.digest import digest_json
 from wire.errors import EngineError, LeewayError, TryAgainError, WeightsError
 from wire.messages import PROTOCOL, Applied, Engine, GiveBack, Hello, Pull, Welcome, Work
-from wire.record import VersionNotice, WorkOrder
+from wire.record import VersionNotice, WorkOrder, group_id
 
 log = logging.getLogger(__name__)
 PULL_S, POLL_S = 1.0, 0.05
@@ -182,8 +182,9 @@ class Actor:
             self._tasks.create_task(self._judge(order, prompt, group, times))
 
     async def _judge(self, order: WorkOrder, prompt: list[int], rows: list[Generated], times: RequestTimes) -> None:
-        verdicts = await self._pool.verify(to_verify(order, rows, self._tokeniser.texts))
-        self._outbox.add(collect(order, prompt, rows, verdicts, self._fingerprint, times))
+        vocabulary = self._info.vocab_size
+        verdicts = await self._pool.verify(to_verify(order, rows, self._tokeniser.texts, vocabulary))
+        self._outbox.add(collect(order, prompt, rows, verdicts, self._fingerprint, times, vocabulary))
 
     async def _send(self) -> None:
         while True:

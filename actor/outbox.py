@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from actor.collect import Outcome, group_id
+from actor.collect import Outcome
 from actor.outbox_file import OutboxFile, size_of
 from wire.errors import ConfigError, RunError
 from wire.messages import Note, Put, Reply, Request, Stored
+from wire.record import group_id
 
 log = logging.getLogger(__name__)
 MAX_PUT_BYTES = 8 << 20

@@ -14,7 +14,7 @@ from torch import Tensor
 from learner.scoring import Row, round_up
 from wire.errors import RunError
 from wire.messages import AnchorHead, Leased
-from wire.record import ANCHOR_SOURCES, F32, AnchorSource, Payload, RolloutHead, Scored, payload_size, unpack_payload
+from wire.record import ANCHOR_SOURCES, F32, AnchorSource, Payload, RolloutHead, Scored, group_id, payload_size, unpack_payload
 
 SpanKey = tuple[str, int]
 """(rollout id, index of the span)"""
@@ -50,7 +50,7 @@ class LeaseRows:
     def group_of(self) -> list[int]:
         """Index into `group_ids` of each row."""
         index = {group_id: i for i, group_id in enumerate(self.group_ids)}
-        return [index[f"{head.order_id}.{head.attempt}"] for head in self.heads]
+        return [index[group_id(head)] for head in self.heads]
 
 
 def to_row(head: RolloutHead, payload: Payload) -> Row:

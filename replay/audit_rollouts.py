@@ -10,7 +10,7 @@ from replay.reader import RunReader
 from replay.rows import RolloutRow, SpanRow
 from wire.digest import digest
 from wire.errors import ProtocolError
-from wire.record import F32, RolloutHead, Scored, unpack_payload
+from wire.record import F32, RolloutHead, Scored, group_id, unpack_payload
 
 EXACT = ("resident", "snapshot", "old_model", "interrupted")
 POSITIVE_SLACK = 1e-4
@@ -43,7 +43,7 @@ def _head(row: RolloutRow, head: RolloutHead) -> Iterator[Finding]:
     ids = [row.rollout_id]
     names = {
         "rollout id": (row.rollout_id, head.rollout_id),
-        "group": (row.group_id, f"{head.order_id}.{head.attempt}"),
+        "group": (row.group_id, group_id(head)),
         "sample": (row.sample, head.sample),
         "response length": (row.response_len, head.response_len),
     }

@@ -20,7 +20,7 @@ from replay.sampler import NO_CONTRAST, Group, GroupBook, Transition
 from replay.sessions import Session, Sessions
 from replay.store import Store
 from wire.process import Clock
-from wire.record import Sampling, VersionNotice, WorkOrder
+from wire.record import Sampling, VersionNotice, WorkOrder, group_id
 
 log = logging.getLogger(__name__)
 INSERT_GROUP = """INSERT INTO groups
@@ -30,10 +30,6 @@ MOVE_GROUP = """UPDATE groups SET state = ?1, reason = ?2, oldest_version = ?3,
     update_id = CASE ?1 WHEN 'lost' THEN update_id ELSE ?4 END WHERE group_id = ?5"""
 FINAL = ("trained", "dropped", "expired", "lost")
 VERDICTS_WATCHED = 1000
-
-
-def group_id(order: WorkOrder) -> str:
-    return f"{order.order_id}.{order.attempt}"
 
 
 class Core:
@@ -58,7 +54,7 @@ class Core:
         self.evals: list[EvalRound] = []
         self.evaluated: list[int] = []
         self.next_eval = 1
-        self.fingerprints: set[str] = set()
+        self.vocabularies: dict[str, int] = {}  # by engine fingerprint
         self.verdicts: deque[str | None] = deque(maxlen=VERDICTS_WATCHED)
         """Why each failed; None for a score."""
         self.verdicts_warned = False
@@ -123,7 +119,7 @@ class Core:
         orders = [self.next_order() for _ in range(count)]
         rows = []
         for order in orders:
-            group = Group(group_id(order), order.order_id, order.attempt, order.n)
+            group = Group(group_id(order), order.order_id, order.attempt, order.n, excused=order.excused)
             self.book.grant(group, actor, self.now)
             self.orders[group.group_id] = order
             rows.append((*self.group_row(order, "granted"), actor, group.seq, self.committed, None, encode(order)))
@@ -174,7 +170,7 @@ class Core:
 
     def _requeue(self, group: Group) -> str:
         order = self.orders.get(group.group_id) or self.read_order(group.group_id)
-        again = msgspec.structs.replace(order, attempt=order.attempt + 1)
+        again = msgspec.structs.replace(order, attempt=order.attempt + 1, excused=group.excused)
         self.queue.append(again)
         self.store.db.execute(INSERT_GROUP, (*self.group_row(again, "queued"), None, None, None, None, encode(again)))
         return group_id(again)

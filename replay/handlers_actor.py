@@ -6,14 +6,19 @@ from collections.abc import Iterable
 from replay.core import Core, encode
 from replay.sessions import Session
 from wire.messages import Applied, Engine, GiveBack, Note, Ok, Pull, Refusal, Reply, Work
-from wire.record import VersionNotice, WorkOrder
+from wire.record import VersionNotice, WorkOrder, group_id
 
 log = logging.getLogger(__name__)
+LARGEST_VOCABULARY = 1 << 31
+"""Token ids are int32."""
 
 
 def engine(core: Core, session: Session, request: Engine) -> Reply:
+    vocabulary = request.fingerprint.vocabulary
+    if not 1 <= vocabulary <= LARGEST_VOCABULARY:
+        return Refusal("protocol", f"engine {request.id}: a vocabulary of {vocabulary} tokens")
     store = core.begin()
-    core.fingerprints.add(request.id)
+    core.vocabularies[request.id] = vocabulary
     store.db.execute("INSERT OR REPLACE INTO fingerprints VALUES (?, ?)", (request.id, encode(request.fingerprint)))
     store.db.execute("UPDATE actors SET fingerprint = ? WHERE name = ?", (request.id, session.name))
     store.record("engine", {"actor": session.name, "fingerprint": request.id})
@@ -73,7 +78,7 @@ def pull(core: Core, session: Session, request: Pull, *, last_chance: bool) -> R
         return None
     if notice is not None:
         session.noticed = notice.version
-    session.delivered.update(f"{order.order_id}.{order.attempt}" for order in orders)
+    session.delivered.update(map(group_id, orders))
     return Work(orders, notice, False)
 
 

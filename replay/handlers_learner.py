@@ -129,7 +129,7 @@ def fork(core: Core, session: Session, request: Fork) -> Reply:
 def _lost(core: Core, after: int) -> list[Transition]:
     rows = core.store.rows("SELECT group_id, order_id, attempt, n, oldest_version FROM groups WHERE state = 'trained' AND update_id > ? "
                            "ORDER BY grant_seq", after)
-    return [Transition(Group(group_id, order_id, attempt, n, oldest_version=oldest), "lost", "fork", requeue=True)
+    return [Transition(Group(group_id, order_id, attempt, n, oldest_version=oldest, excused=attempt), "lost", "fork", requeue=True)
             for group_id, order_id, attempt, n, oldest in rows]
 
 

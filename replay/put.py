@@ -7,15 +7,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from replay.books import PRODUCED
-from replay.core import Core, encode, group_id
-from replay.rebuild import ABORTED
-from replay.sampler import Outcome, Transition
+from replay.core import Core, encode
+from replay.sampler import QUARANTINED, Outcome, Transition
 from replay.sessions import Session
 from replay.validate import Item, cut, faults
 from wire.digest import digest as digest_of
 from wire.errors import RunError
 from wire.messages import Put, Refusal, Reply, SampleFailure, Stored
-from wire.record import Failed, RolloutHead, Scored
+from wire.record import ABORTED, ABORTED_WITHOUT_TOKEN, Failed, RolloutHead, Scored, group_id
 
 log = logging.getLogger(__name__)
 INSERT_ROLLOUT = "INSERT INTO rollouts VALUES (?, ?, ?, ?, ?, NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -46,7 +45,7 @@ def put(core: Core, session: Session, request: Put, bulk: bytes) -> Reply:
     duplicates = 0
     seen: set[tuple[str, int]] = set()
     for index, head in enumerate(request.heads):
-        of = f"{head.order_id}.{head.attempt}"
+        of = group_id(head)
         standing = _standing(core, session, of, head.sample, head.rollout_id)
         if (of, head.sample) in seen and standing in ("open", "eval"):
             standing = "duplicate"
@@ -97,7 +96,7 @@ def _standing(core: Core, session: Session, of: str, sample: int, rollout: str) 
 
 
 def _store_train(core: Core, session: Session, items: list[Item], tally: Tally) -> int:
-    bad = faults(items, core.versions, core.fingerprints)
+    bad = faults(items, core.versions, core.vocabularies)
     for index, fault in bad.items():
         _quarantine(core, session, items[index].head, bytes(items[index].payload), fault, tally)
     sound = [item for index, item in enumerate(items) if index not in bad]
@@ -129,7 +128,7 @@ def _store_train(core: Core, session: Session, items: list[Item], tally: Tally) 
 
 
 def _store_evals(core: Core, session: Session, items: list[Item], tally: Tally) -> int:
-    bad = faults(items, core.versions, core.fingerprints)
+    bad = faults(items, core.versions, core.vocabularies)
     for index, fault in bad.items():
         _quarantine(core, session, items[index].head, bytes(items[index].payload), fault, tally)
     rows = []
@@ -151,13 +150,13 @@ def _store_evals(core: Core, session: Session, items: list[Item], tally: Tally) 
 
 def _fail(core: Core, session: Session, failure: SampleFailure, tally: Tally) -> bool:
     """A sample without a token. True when it already had an outcome."""
-    of = f"{failure.order_id}.{failure.attempt}"
+    of = group_id(failure)
     standing = _standing(core, session, of, failure.sample, f"{of}.{failure.sample}")
     if standing not in ("open", "eval"):
         if standing != "duplicate":
             tally.refused.append((f"{of}.{failure.sample}", standing))
         return standing == "duplicate"
-    aborted = failure.reason.startswith(ABORTED)
+    aborted = failure.reason == ABORTED_WITHOUT_TOKEN
     core.store.count("aborted_without_token" if aborted else "failed_without_token")
     core.store.record("put", {"actor": session.name, "failures": [[of, failure.sample, failure.reason]]})
     _no_rollout(core, tally, of, failure.sample, failure.reason, "aborted" if aborted else "failed")
@@ -171,7 +170,7 @@ def _quarantine(core: Core, session: Session, head: RolloutHead, payload: bytes,
     core.store.wrote(len(payload))
     core.store.record("put", {"actor": session.name, "quarantined": [[head.rollout_id, reason]]})
     tally.quarantined.append((head.rollout_id, reason))
-    _no_rollout(core, tally, f"{head.order_id}.{head.attempt}", head.sample, "quarantined", "quarantined")
+    _no_rollout(core, tally, group_id(head), head.sample, QUARANTINED, "quarantined")
 
 
 def _no_rollout(core: Core, tally: Tally, of: str, sample: int, reason: str, outcome: Outcome) -> None:

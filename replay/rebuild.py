@@ -9,11 +9,9 @@ from replay.books import PRODUCED
 from replay.budget import too_old
 from replay.core import Core
 from replay.evals import EvalGroup, EvalRound
-from replay.sampler import Group, Outcome
+from replay.sampler import QUARANTINED, Group, Outcome
 from replay.sessions import Sessions
-from wire.record import VersionNotice, WorkOrder
-
-ABORTED = "aborted"
+from wire.record import ABORTED, ABORTED_WITHOUT_TOKEN, VersionNotice, WorkOrder
 
 
 def rebuild(core: Core) -> None:
@@ -24,7 +22,7 @@ def rebuild(core: Core) -> None:
     _prompts(core)
     _groups(core)
     _evals(core)
-    core.fingerprints = {name for name, in core.store.rows("SELECT id FROM fingerprints")}
+    core.vocabularies = {name: json.loads(body).get("vocabulary", 0) for name, body in core.store.rows("SELECT id, body FROM fingerprints")}
     core.finished = core.store.meta("finished") == "1" and core.over
     core.store.count(PRODUCED, 0 if PRODUCED in core.store.counters else core.store.one("SELECT count(*) FROM rollouts"))
     unlease_if_too_old(core)
@@ -73,8 +71,8 @@ def _groups(core: Core) -> None:
         oldest = min((version for _, outcome, version in found if outcome == "scored"), default=None)
         by_sample = {sample: outcome for sample, outcome, _ in found}
         rewards = {reward for reward, in core.store.rows("SELECT reward FROM rollouts WHERE group_id = ? AND reward IS NOT NULL", group_id)}
-        core.book.restore(Group(group_id, order_id, attempt, n, actor, seq, core.now, state, by_sample, oldest, rewards))
-        core.orders[group_id] = msgspec.json.decode(text, type=WorkOrder)
+        order = core.orders[group_id] = msgspec.json.decode(text, type=WorkOrder)
+        core.book.restore(Group(group_id, order_id, attempt, n, actor, seq, core.now, state, by_sample, oldest, rewards, order.excused))
     core.book.next_seq = core.store.one("SELECT coalesce(max(grant_seq), -1) FROM groups") + 1
 
 
@@ -87,8 +85,15 @@ def _outcomes(core: Core) -> dict[str, list[tuple[int, Outcome, int]]]:
         outcome: Outcome = "aborted" if (state, reason) == ("dropped", ABORTED) else "failed" if reward is None else "scored"
         found.setdefault(group_id, []).append((sample, outcome, oldest))
     for group_id, sample, reason in core.store.rows(f"SELECT group_id, sample, reason FROM failures WHERE group_id IN ({live})"):
-        found.setdefault(group_id, []).append((sample, "quarantined" if reason == "quarantined" else "failed", 0))
+        found.setdefault(group_id, []).append((sample, _outcome_of(reason), 0))
     return found
+
+
+def _outcome_of(reason: str) -> Outcome:
+    """Of a sample in `failures`."""
+    if reason == QUARANTINED:
+        return "quarantined"
+    return "aborted" if reason == ABORTED_WITHOUT_TOKEN else "failed"
 
 
 def _evals(core: Core) -> None:

@@ -13,12 +13,13 @@ from typing import Literal, NamedTuple
 from replay.budget import allowance, too_old
 
 Outcome = Literal["scored", "failed", "quarantined", "aborted"]
-NO_CONTRAST = "no_contrast"
+NO_CONTRAST, QUARANTINED = "no_contrast", "quarantined"
 
 
 @dataclass
 class Group:
-    """`oldest_version` is that of the oldest token of a scored sample, `rewards` what the scored samples got; `touched` is monotonic."""
+    """`oldest_version` is that of the oldest token of a scored sample, `rewards` what the scored samples got; `touched` is monotonic.
+    `excused`: attempts of its order that came to nothing through no fault of the prompt, this one included once it has."""
 
     group_id: str
     order_id: str
@@ -31,10 +32,15 @@ class Group:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     oldest_version: int | None = None
     rewards: set[float] = field(default_factory=set)
+    excused: int = 0
 
     @property
     def scored(self) -> int:
         return sum(outcome == "scored" for outcome in self.outcomes.values())
+
+    @property
+    def aborted(self) -> int:
+        return sum(outcome == "aborted" for outcome in self.outcomes.values())
 
 
 class Transition(NamedTuple):
@@ -104,13 +110,14 @@ class GroupBook:
         """The actor will not finish these. Not the prompt's fault, so it is always asked again."""
         given = set(group_ids)
         mine = [group for group in self.in_state("granted") if group.group_id in given and group.actor == actor]
-        return [self._settle(group, "given_back", always=True) for group in mine]
+        return [self._settle(group, "given_back", excuse=True) for group in mine]
 
     def expire_orders(self, now: float, lease_s: float) -> list[Transition]:
         """Settle the granted groups whose actor showed no sign of life for `lease_s`, with what they have."""
         return [self._settle(group) for group in self.in_state("granted") if now - group.touched > lease_s]
 
-    def _settle(self, group: Group, reason: str = "incomplete_group", *, always: bool = False) -> Transition:
+    def _settle(self, group: Group, reason: str = "incomplete_group", *, excuse: bool = False) -> Transition:
+        """A group that weight swaps alone kept from being complete is excused."""
         if group.scored >= self.min_scored:
             if self.dynamic_sampling and len(group.rewards) < 2:
                 del self.groups[group.group_id]
@@ -118,7 +125,12 @@ class GroupBook:
             group.state = "complete"
             return Transition(group, "complete")
         del self.groups[group.group_id]
-        return Transition(group, "dropped", reason, requeue=always or group.attempt < self.max_attempts)
+        excuse = excuse or group.scored + group.aborted >= self.min_scored
+        group.excused += excuse
+        return Transition(group, "dropped", reason, requeue=excuse or self._may_try_again(group))
+
+    def _may_try_again(self, group: Group) -> bool:
+        return group.attempt - group.excused < self.max_attempts
 
     # ------------------------------------------------------------ learner
     def lease(self, version: int) -> tuple[list[Group], list[Transition]]:
@@ -137,7 +149,7 @@ class GroupBook:
         for group in self.in_state("complete"):
             if group.oldest_version is not None and too_old(version, group.oldest_version, self.max_staleness):
                 del self.groups[group.group_id]
-                transitions.append(Transition(group, "expired", "staleness", requeue=True) if group.attempt < self.max_attempts
+                transitions.append(Transition(group, "expired", "staleness", requeue=True) if self._may_try_again(group)
                                    else Transition(group, "dropped", "too_slow"))
         return transitions
 
@@ -167,5 +179,6 @@ class GroupBook:
         for group in list(self.groups.values()):
             if group.state == "granted" or newest.get(group.group_id, 0) > checkpoint:
                 del self.groups[group.group_id]
+                group.excused += 1
                 transitions.append(Transition(group, "dropped", "orphaned", requeue=True))
         return transitions

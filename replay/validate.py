@@ -3,7 +3,7 @@
 The heads are checked one by one, the numbers of a whole Put at once.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,18 +36,19 @@ def cut(heads: Sequence[RolloutHead], bulk: bytes) -> list[memoryview] | None:
     return cuts
 
 
-def faults(items: Sequence[Item], versions: Collection[int], fingerprints: Collection[str]) -> dict[int, str]:
-    """What is wrong, by index into `items`; the sound ones are absent. `versions` are the committed ones that still count."""
-    found = {index: fault for index, item in enumerate(items) if (fault := _head_fault(item, versions, fingerprints)) is not None}
+def faults(items: Sequence[Item], versions: Collection[int], vocabularies: Mapping[str, int]) -> dict[int, str]:
+    """What is wrong, by index into `items`; the sound ones are absent. `versions` are the committed ones that still count, `vocabularies`
+    the sizes by engine fingerprint."""
+    found = {index: fault for index, item in enumerate(items) if (fault := _head_fault(item, versions, vocabularies)) is not None}
     sound = [index for index in range(len(items)) if index not in found]
-    if sound and not _numbers_sound([items[index] for index in sound]):
+    if sound and not _numbers_sound([items[index] for index in sound], vocabularies):
         for index in sound:
-            if (fault := _number_fault(items[index])) is not None:
+            if (fault := _number_fault(items[index], vocabularies[items[index].head.fingerprint])) is not None:
                 found[index] = fault
     return found
 
 
-def _head_fault(item: Item, versions: Collection[int], fingerprints: Collection[str]) -> str | None:
+def _head_fault(item: Item, versions: Collection[int], fingerprints: Container[str]) -> str | None:
     head, order = item.head, item.order
     if head.rollout_id != rollout_id(head.order_id, head.attempt, head.sample):
         return f"rollout id is not order, attempt and sample: {head.order_id}.{head.attempt}.{head.sample}"
@@ -83,8 +84,8 @@ def _span_fault(head: RolloutHead, order: WorkOrder, versions: Collection[int]) 
     return None if end == head.response_len else f"spans cover {end} of {head.response_len} response tokens"
 
 
-def _numbers_sound(items: Sequence[Item]) -> bool:
-    """The same tests as `_number_fault`, on all payloads at once."""
+def _numbers_sound(items: Sequence[Item], vocabularies: Mapping[str, int]) -> bool:
+    """The same tests as `_number_fault`, on all payloads at once; the smallest vocabulary stands for all."""
     tokens, floats = [], []
     for head, payload, _, order in items:
         b = head.prompt_len + head.response_len
@@ -93,16 +94,18 @@ def _numbers_sound(items: Sequence[Item]) -> bool:
             floats.append(np.frombuffer(payload, F32, head.response_len, 4 * b))
         if head.sampling.top_logprobs:
             return False
-    return _tokens_sound(np.concatenate(tokens)) and (not floats or _logprobs_sound(np.concatenate(floats)))
+    smallest = min(vocabularies[item.head.fingerprint] for item in items)
+    return _tokens_sound(np.concatenate(tokens), smallest) and (not floats or _logprobs_sound(np.concatenate(floats)))
 
 
-def _number_fault(item: Item) -> str | None:
+def _number_fault(item: Item, vocabulary: int) -> str | None:
     try:
         payload = unpack_payload(item.head, item.payload)
     except ProtocolError as error:
         return str(error)
-    if not _tokens_sound(payload.prompt_ids) or not _tokens_sound(payload.response_ids) or not _tokens_sound(payload.top_ids):
-        return "negative token id"
+    for name, ids in (("prompt", payload.prompt_ids), ("response", payload.response_ids), ("top", payload.top_ids)):
+        if not _tokens_sound(ids, vocabulary):
+            return f"{name} token id {ids.min() if ids.min() < 0 else ids.max()} is outside the vocabulary of {vocabulary}"
     if item.order.purpose != "train":
         return None  # outside the sampling contract: nothing is trained on these log-probs
     if not _logprobs_sound(payload.mu):
@@ -113,8 +116,8 @@ def _number_fault(item: Item) -> str | None:
     return None
 
 
-def _tokens_sound(ids: np.ndarray) -> bool:
-    return not ids.size or bool(ids.min() >= 0)
+def _tokens_sound(ids: np.ndarray, vocabulary: int) -> bool:
+    return not ids.size or bool(ids.min() >= 0 and ids.max() < vocabulary)
 
 
 def _logprobs_sound(values: np.ndarray) -> bool:

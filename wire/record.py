@@ -4,7 +4,7 @@ A rollout is a small typed head plus one payload: raw little-endian arrays, neve
 the same on the wire, in the store and at the learner, so one digest covers them everywhere.
 """
 
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import msgspec
 import numpy as np
@@ -16,6 +16,9 @@ RolloutSource = Literal["policy", "demonstration", "peer", "hinted"]
 AnchorSource = Literal["resident", "snapshot", "old_model", "interrupted", "missing"]
 ANCHOR_SOURCES: tuple[AnchorSource, ...] = get_args(AnchorSource)
 """The column `old_source` of an update holds indices into this."""
+
+ABORTED, ABORTED_WITHOUT_TOKEN = "aborted", "aborted_without_token"
+"""Ended by a weight swap: the reason of a Failed verdict, and of a sample's failure."""
 
 I32, F32 = np.dtype("<i4"), np.dtype("<f4")
 
@@ -33,7 +36,8 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorkOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`n` responses to one prompt. One attempt of an order is one group. An eval order names the exact version to answer with."""
+    """`n` responses to one prompt. One attempt of an order is one group. An eval order names the exact version to answer with.
+    `excused`: earlier attempts that do not count towards replay.max_attempts."""
 
     order_id: str
     attempt: int
@@ -44,6 +48,7 @@ class WorkOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     n: int
     sampling: Sampling
     version: int | None = None
+    excused: int = 0
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -75,7 +80,7 @@ Verdict = Scored | Failed
 
 
 class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What produced `mu`: the engine, and how it computes."""
+    """What produced `mu`: the engine, and how it computes. Token ids of its rollouts are below `vocabulary`."""
 
     engine: str
     engine_version: str
@@ -86,6 +91,7 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deterministic: bool
     logprob_mode: str
     tokenizer: str
+    vocabulary: int
 
 
 class RolloutHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,6 +122,20 @@ class Payload(NamedTuple):
     mu: np.ndarray
     top_ids: np.ndarray
     top_logprobs: np.ndarray
+
+
+class Attempt(Protocol):
+    """A work order, or anything made for one."""
+
+    @property
+    def order_id(self) -> str: ...
+    @property
+    def attempt(self) -> int: ...
+
+
+def group_id(of: Attempt) -> str:
+    """One attempt of an order is one group."""
+    return f"{of.order_id}.{of.attempt}"
 
 
 def rollout_id(order_id: str, attempt: int, sample: int) -> str:

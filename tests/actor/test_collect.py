@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 from actor.collect import Outcome, RequestTimes, collect, failed_group, fingerprint_of, request_for, to_verify
 from actor.engine import EngineInfo, Generated
@@ -24,14 +25,23 @@ def test_each_prompt_is_repeated_n_times_in_one_request() -> None:
 
 def test_the_verifier_sees_no_end_token_and_no_aborted_row() -> None:
     rows = [row([4, 5, 2], "stop"), row([4, 5, 6], "length"), row([4], "abort")]
-    items = to_verify(train(1, 3), rows, lambda responses: [str(ids) for ids in responses])
+    items = to_verify(train(1, 3), rows, lambda responses: [str(ids) for ids in responses], 16)
     assert [(item.completion, item.completion_ids) for item in items] == [("[4, 5]", [4, 5]), ("[4, 5, 6]", [4, 5, 6])]
     assert (items[0].prompt, items[0].columns) == ("12", {"answer": "3"})
 
 
+@pytest.mark.parametrize("token", [-1, 16])
+def test_no_verifier_sees_a_token_outside_the_vocabulary_but_replay_does(token: int) -> None:
+    rows = [row([4, token], "length"), row([4, 15], "length")]
+    assert [item.completion_ids for item in to_verify(train(1), rows, lambda responses: ["" for _ in responses], 16)] == [[4, 15]]
+    outcome = collect(train(1), [1], rows, [Scored(1.0)], "f1", TIMES, 16)
+    assert [head.verdict for head in outcome.heads] == [Failed("token_out_of_vocabulary"), Scored(1.0)]
+    assert unpack_payload(outcome.heads[0], outcome.payloads[0]).response_ids.tolist() == [4, token]
+
+
 def test_rows_and_verdicts_become_rollouts_in_sample_order() -> None:
     rows = [row([4, 2], "stop"), row([4, 5, 6, 7], "length", (Span(6, 0, 3), Span(7, 3, 4, False))), row([], "abort"), row([9], "abort")]
-    outcome = collect(train(8, 4), [1, 1, 3], rows, [Scored(1.0), Failed("timeout")], "f1", TIMES)
+    outcome = collect(train(8, 4), [1, 1, 3], rows, [Scored(1.0), Failed("timeout")], "f1", TIMES, 16)
     assert [head.rollout_id for head in outcome.heads] == ["t8.1.0", "t8.1.1", "t8.1.3"]
     assert [head.verdict for head in outcome.heads] == [Scored(1.0), Failed("timeout"), Failed("aborted")]
     assert [head.response_len for head in outcome.heads] == [2, 4, 1]
@@ -48,7 +58,7 @@ def test_rows_and_verdicts_become_rollouts_in_sample_order() -> None:
 def test_behaviour_top_k_travels_with_the_payload() -> None:
     top = Generated(np.array([3, 2], np.int32), np.array([-1, -2], np.float32), (Span(0, 0, 2),), "stop",
                     np.array([[3, 4], [2, 5]], np.int32), np.array([[-1, -3], [-2, -4]], np.float32))
-    outcome = collect(train(1, 1, sampling=Sampling(1.0, 4, top_logprobs=2)), [1], [top], [Scored(0.0)], "f1", TIMES)
+    outcome = collect(train(1, 1, sampling=Sampling(1.0, 4, top_logprobs=2)), [1], [top], [Scored(0.0)], "f1", TIMES, 16)
     stored = unpack_payload(outcome.heads[0], outcome.payloads[0])
     assert stored.top_ids.tolist() == [[3, 4], [2, 5]]
     assert stored.top_logprobs.tolist() == [[-1, -3], [-2, -4]]
@@ -62,7 +72,7 @@ def test_an_order_that_cannot_be_sent_fails_sample_by_sample() -> None:
 
 
 def test_outcomes_join_side_by_side() -> None:
-    first = collect(train(1, 1), [1], [row([4], "length")], [Scored(1.0)], "f1", TIMES)
+    first = collect(train(1, 1), [1], [row([4], "length")], [Scored(1.0)], "f1", TIMES, 16)
     joined = Outcome()
     joined.extend(first)
     joined.extend(failed_group(train(2, 1), "empty_prompt"))
@@ -73,4 +83,5 @@ def test_outcomes_join_side_by_side() -> None:
 def test_rounding_is_part_of_the_engines_fingerprint() -> None:
     info = EngineInfo("sglang 0.5.23", "float32", "torch_native", "none", 1, 16, 1000)
     assert fingerprint_of(info, "none", "d").quantisation == "none"
+    assert fingerprint_of(info, "none", "d").vocabulary == 16
     assert fingerprint_of(info, "fp8", "d").quantisation == "none, weights rounded to fp8"

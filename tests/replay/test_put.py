@@ -11,10 +11,10 @@ import pytest
 
 from replay.books import books, imbalance
 from tests.replay.conftest import Stage
-from tests.support.replay import rollout
+from tests.support.replay import PRINT, rollout
 from wire.digest import digest
 from wire.errors import ProtocolError, RefusedError, RunError
-from wire.messages import Put, SampleFailure
+from wire.messages import Engine, Put, SampleFailure
 from wire.record import Failed, RolloutHead, Scored, Span, pack_payload
 
 
@@ -61,12 +61,18 @@ def test_the_same_sample_twice_in_one_put_is_stored_once(stage: Stage) -> None:
     assert (stored.stored, stored.duplicates) == (1, 1)
 
 
+def with_tokens(head: RolloutHead, prompt: list[int], response: list[int]) -> tuple[RolloutHead, bytes]:
+    return head, pack_payload(np.array(prompt), np.array(response), np.full(len(response), -1.0))
+
+
 POISON: dict[str, tuple[Callable[[RolloutHead], tuple[RolloutHead, bytes]], str]] = {
     "nan": (lambda h: with_mu(h, -1.0, math.nan, -1.0), "log-prob of response token 1 is nan"),
     "positive": (lambda h: with_mu(h, -1.0, -1.0, 1e-6), "log-prob of response token 2"),
     "minus infinity": (lambda h: with_mu(h, -math.inf, -1.0, -1.0), "log-prob of response token 0 is -inf"),
     "infinity": (lambda h: with_mu(h, math.inf, -1.0, -1.0), "log-prob of response token 0 is inf"),
-    "negative token": (lambda h: (h, pack_payload(np.arange(1, 5), np.array([7, -1, 7]), np.full(3, -1.0))), "negative token"),
+    "negative token": (lambda h: with_tokens(h, [1, 2, 3, 4], [7, -1, 7]), "response token id -1 is outside the vocabulary of 50"),
+    "a token beyond the vocabulary": (lambda h: with_tokens(h, [1, 2, 3, 4], [7, 50, 49]), "response token id 50 is outside"),
+    "a prompt token beyond the vocabulary": (lambda h: with_tokens(h, [1, 2, 3, 2**31 - 1], [7, 7, 7]), "prompt token id 2147483647"),
     "too few payload bytes": (lambda h: with_mu(h, -1.0, -1.0), "wrong lengths"),
     "hole in the spans": (lambda h: changed(h, spans=(Span(0, 0, 1), Span(0, 2, 3))), "spans do not cover"),
     "overlapping spans": (lambda h: changed(h, spans=(Span(0, 0, 2), Span(0, 1, 3))), "spans do not cover"),
@@ -116,6 +122,21 @@ def test_poison_is_quarantined_with_its_evidence(stage: Stage, name: str) -> Non
     actor.put([rollout(order, 1, 0)])
     assert stage.rows("SELECT group_id, state, reason FROM groups") == [
         ("t0000000.1", "dropped", "incomplete_group"), ("t0000000.2", "queued", None)]
+
+
+def test_the_vocabulary_is_that_of_the_engine_that_the_rollout_names(stage: Stage) -> None:
+    stage.learner()
+    actor = stage.actor()
+    actor.pull()
+    order = actor.pull(want=1).orders[0]
+    actor.client.call(Engine(actor.epoch, "f1", msgspec.structs.replace(PRINT, vocabulary=51)))
+    with pytest.raises(ProtocolError, match="vocabulary of 0 tokens"):
+        actor.client.call(Engine(actor.epoch, "f2", msgspec.structs.replace(PRINT, vocabulary=0)))
+    stage.reopen()
+    actor = stage.actor()
+    rows = [with_tokens(rollout(order, sample, 0, fingerprint=f"f{1 - sample}")[0], [1, 2, 3, 4], [7, 50, 7]) for sample in (0, 1)]
+    stored = actor.put(rows)
+    assert (stored.stored, [rollout_id for rollout_id, _ in stored.quarantined]) == (1, ["t0000000.1.1"])
 
 
 def test_a_wrong_digest_is_poison(stage: Stage) -> None:
@@ -200,6 +221,26 @@ def test_aborted_rollouts_are_dropped_at_once_and_their_order_asked_again(stage:
     assert stage.core.store.counters["aborted_without_token"] == 1
     again = actor.pull(want=1).orders[0]
     assert (again.order_id, again.attempt, again.prompt) == (order.order_id, 2, order.prompt)
+
+
+def test_weight_swaps_never_use_up_a_prompts_attempts(make_stage: Callable[..., Stage]) -> None:
+    stage = make_stage(replay={"max_attempts": 2})
+    stage.learner()
+    for swap in range(5):
+        actor = stage.actor()
+        actor.pull(want=0)
+        order, = actor.pull(want=1).orders
+        assert (order.order_id, order.attempt, order.excused) == ("t0000000", swap + 1, swap)
+        actor.put([], [SampleFailure(order.order_id, order.attempt, 0, "aborted_without_token")])
+        stage.reopen()
+        actor = stage.actor()
+        actor.put([rollout(order, 1, 0, verdict=Failed("aborted"))])
+    for failure in range(2):
+        actor.pull(want=0)
+        order, = actor.pull(want=1).orders
+        assert (order.order_id, order.attempt, order.excused) == ("t0000000", 6 + failure, 5)
+        actor.put([rollout(order, sample, 0, verdict=Failed("crash")) for sample in range(2)])
+    assert actor.pull(want=1).orders[0].order_id == "t0000001"
 
 
 def test_an_engine_that_makes_only_poison_is_stopped(make_stage: Callable[..., Stage]) -> None:

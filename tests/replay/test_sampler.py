@@ -62,6 +62,27 @@ def test_the_last_attempt_is_not_asked_again() -> None:
     assert names([settled]) == [("x.3", "dropped", "incomplete_group", False)]
 
 
+def test_what_weight_swaps_aborted_is_always_asked_again_and_does_not_count() -> None:
+    book = make_book()
+    group = granted(book, "x", attempt=3)
+    book.outcome("x.3", 0, "scored", 0)
+    settled = book.outcome("x.3", 1, "aborted")
+    assert settled is not None
+    assert names([settled]) == [("x.3", "dropped", "incomplete_group", True)]
+    assert group.excused == 1
+
+
+@pytest.mark.parametrize(("excused", "again"), [(0, False), (1, False), (2, True)])
+def test_a_failure_counts_although_another_sample_was_aborted(excused: int, again: bool) -> None:
+    book = make_book()
+    group = granted(book, "x", attempt=4)
+    group.excused = excused  # attempt 4 is the third that counts when one was excused
+    book.outcome("x.4", 0, "aborted")
+    settled = book.outcome("x.4", 1, "failed")
+    assert settled is not None
+    assert (settled.requeue, group.excused) == (again, excused)
+
+
 def test_orders_end_with_their_lease_unless_touched() -> None:
     book = make_book()
     for name in ("x", "y", "z"):
@@ -126,7 +147,8 @@ class Run(RuleBasedStateMachine):
             self.settled[group.group_id] = to
             self.held.pop(group.group_id, None)
             if requeue:
-                self.queue.append(Group(f"{group.order_id}.{group.attempt + 1}", group.order_id, group.attempt + 1, self.n))
+                again = Group(f"{group.order_id}.{group.attempt + 1}", group.order_id, group.attempt + 1, self.n, excused=group.excused)
+                self.queue.append(again)
 
     @rule(actor=st.sampled_from(["a0", "a1"]), want=st.integers(1, 4))
     def pull(self, actor: str, want: int) -> None:

@@ -166,7 +166,7 @@ def facts(stage: Stage) -> dict[str, Any]:
         "versions": core.versions,
         "committed": core.committed,
         "updates": (core.stepped, core.skipped, core.next_update),
-        "fingerprints": core.fingerprints,
+        "vocabularies": core.vocabularies,
         "counters": core.store.counters,
         "sessions": core.sessions.saved(),
         "epoch": core.sessions.next_epoch,

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import zmq
 
-from actor.collect import Outcome, group_id
+from actor.collect import Outcome
 from actor.outbox import Outbox, open_file, outbox_folder
 from configs.schema import Config
 from replay import rundir
@@ -52,7 +52,7 @@ from wire.messages import (
     Welcome,
     Work,
 )
-from wire.record import RolloutHead, ScoringPlan, VersionNotice, WorkOrder, pack_payload
+from wire.record import RolloutHead, ScoringPlan, VersionNotice, WorkOrder, group_id, pack_payload
 from wire.sockets import Router
 
 Crash = Callable[[str], None]

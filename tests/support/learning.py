@@ -17,7 +17,7 @@ from learner.stopwatch import Stopwatch
 from replay.client import BlockingClient
 from tests.support.replay import DaemonThread, LightActor, make_config
 from tests.support.tiny_model import make_tiny_model
-from wire.record import RolloutHead, Scored, Span, WorkOrder, pack_payload, rollout_id
+from wire.record import RolloutHead, Scored, Span, WorkOrder, group_id, pack_payload, rollout_id
 
 Answer = Callable[["RandomActor", WorkOrder, int], tuple[RolloutHead, bytes]]
 
@@ -58,7 +58,7 @@ class RandomActor(LightActor):
                 if orders:
                     self.put([self.make(self, order, sample) for order in orders for sample in range(order.n)])
                     for order in orders:
-                        self.holding.pop(f"{order.order_id}.{order.attempt}")
+                        self.holding.pop(group_id(order))
         except Exception as error:  # noqa: BLE001 - looked at by `acting`
             self.error = error
 

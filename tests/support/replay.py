@@ -62,6 +62,7 @@ from wire.record import (
     Verdict,
     VersionNotice,
     WorkOrder,
+    group_id,
     pack_payload,
     rollout_id,
     unpack_payload,
@@ -69,7 +70,7 @@ from wire.record import (
 from wire.sockets import Router
 
 log = logging.getLogger(__name__)
-PRINT = Fingerprint("fake", "1", "float32", "none", "none", 1, True, "full vocabulary", "0" * 64)
+PRINT = Fingerprint("fake", "1", "float32", "none", "none", 1, True, "full vocabulary", "0" * 64, 50)
 
 
 class FakeClock(Clock):
@@ -242,7 +243,7 @@ class LightActor:
         assert isinstance(work, Work)
         if work.notice is not None:
             self.apply(work.notice)
-        self.holding |= {f"{order.order_id}.{order.attempt}": order for order in work.orders}
+        self.holding |= {group_id(order): order for order in work.orders}
         self.done = self.done or work.done
         return work
 
@@ -265,7 +266,7 @@ class LightActor:
                 assert order.version == self.confirmed, "an eval order came without its notice"
                 self.evaluated.append((order.order_id, order.version))
             rows += [rollout(order, sample, self.confirmed, **changes) for sample in range(order.n)]
-            self.holding.pop(f"{order.order_id}.{order.attempt}", None)
+            self.holding.pop(group_id(order), None)
         return self.put(rows)
 
     def work(self, wait_s: float = 0.0) -> int:

@@ -26,7 +26,7 @@ from wire.messages import (
     Welcome,
     Work,
 )
-from wire.record import Payload, RolloutHead, VersionNotice, WorkOrder, payload_size, rollout_id, unpack_payload
+from wire.record import Payload, RolloutHead, VersionNotice, WorkOrder, group_id, payload_size, rollout_id, unpack_payload
 
 
 class ReplayTwin:
@@ -137,7 +137,7 @@ class ReplayTwin:
             replayed, self.replayed = self.replayed, None
             return Work([], replayed, False)
         evals = [self.evals.popleft() for _ in range(min(request.want, len(self.evals)))]
-        self.eval_held |= {f"{order.order_id}.{order.attempt}" for order in evals}
+        self.eval_held |= {group_id(order) for order in evals}
         orders = evals
         if not self.eval_held and request.confirmed >= 0:
             orders = [self.queue.popleft() for _ in range(min(request.want, len(self.queue)))]
@@ -160,7 +160,7 @@ class ReplayTwin:
             self.heads[head.rollout_id], self.payloads[head.rollout_id] = head, unpack_payload(head, payload)
         assert start == len(bulk)
         self.failures += request.failures
-        self.eval_held -= {f"{part.order_id}.{part.attempt}" for part in (*request.heads, *request.failures)}
+        self.eval_held -= {group_id(part) for part in (*request.heads, *request.failures)}
         await self._wake()
         return Stored(stored, 0, quarantined, [])
 

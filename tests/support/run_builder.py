@@ -56,7 +56,7 @@ from wire.record import (
 )
 
 LENGTH, PROMPT = 6, 3
-FINGERPRINT = Fingerprint("twin", "1", "float32", "sdpa", "none", 1, True, "full", "t" * 64)
+FINGERPRINT = Fingerprint("twin", "1", "float32", "sdpa", "none", 1, True, "full", "t" * 64, 16)
 FACTOR = {"mean": 0.0, "mean_abs": 0.1, "max_abs": 0.5, "k3": 0.01, "ess": 0.9}
 METRICS = {
     "loss": 0.5, "grad_norm": 1.0, "mismatch": FACTOR, "staleness_ratio": FACTOR, "update_ratio": FACTOR, "masked": 0.0, "capped": 0.0,

@@ -92,7 +92,7 @@ MESSAGES: list[tuple[Any, bytes]] = [
     (StatsReply({"a": [1, {"b": None}]}), b""),
     (Pull(4, -1, 3, 1.5, ["t1.1"]), b""),
     (Work([ORDER], None, False), b""),
-    (Engine(4, "f0", Fingerprint("sglang", "0.5", "float32", "x", "none", 1, False, "full", "d" * 64)), b""),
+    (Engine(4, "f0", Fingerprint("sglang", "0.5", "float32", "x", "none", 1, False, "full", "d" * 64, 16)), b""),
     (Put(4, [HEAD, HEAD], ["e" * 64] * 2, [SampleFailure("t1", 1, 1, "no_token")]), PAYLOAD * 2),
     (Stored(1, 2, [("a", "b")], []), b""),
     (Applied(4, 3, "b" * 64, 1e-6, 1e-5), b""),
