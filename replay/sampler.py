@@ -18,7 +18,11 @@ NO_CONTRAST = "no_contrast"
 
 @dataclass
 class Group:
-    """`oldest_version` is that of the oldest token of a scored sample, `rewards` what the scored samples got; `touched` is monotonic."""
+    """`oldest_version` is that of the oldest token of a scored sample, `rewards` what the scored samples got; `touched` is monotonic.
+
+    `baseline`: sample number n is the greedy baseline (ReMax). The group is complete only with its reward; it counts for `oldest_version`
+    and `rewards`, and not as a scored sample.
+    """
 
     group_id: str
     order_id: str
@@ -31,10 +35,20 @@ class Group:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     oldest_version: int | None = None
     rewards: set[float] = field(default_factory=set)
+    baseline: bool = False
+
+    @property
+    def rows(self) -> int:
+        return self.n + self.baseline
 
     @property
     def scored(self) -> int:
-        return sum(outcome == "scored" for outcome in self.outcomes.values())
+        return sum(outcome == "scored" for sample, outcome in self.outcomes.items() if sample < self.n)
+
+    @property
+    def has_baseline(self) -> bool:
+        """True also where none is wanted."""
+        return not self.baseline or self.outcomes.get(self.n) == "scored"
 
 
 class Transition(NamedTuple):
@@ -98,7 +112,7 @@ class GroupBook:
             group.oldest_version = oldest_version if group.oldest_version is None else min(group.oldest_version, oldest_version)
         if reward is not None:
             group.rewards.add(reward)
-        return self._settle(group) if len(group.outcomes) == group.n else None
+        return self._settle(group) if len(group.outcomes) == group.rows else None
 
     def give_back(self, group_ids: Iterable[str], actor: str) -> list[Transition]:
         """The actor will not finish these. Not the prompt's fault, so it is always asked again."""
@@ -111,7 +125,7 @@ class GroupBook:
         return [self._settle(group) for group in self.in_state("granted") if now - group.touched > lease_s]
 
     def _settle(self, group: Group, reason: str = "incomplete_group", *, always: bool = False) -> Transition:
-        if group.scored >= self.min_scored:
+        if group.scored >= self.min_scored and group.has_baseline:
             if self.dynamic_sampling and len(group.rewards) < 2:
                 del self.groups[group.group_id]
                 return Transition(group, "dropped", NO_CONTRAST)

@@ -33,7 +33,11 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorkOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`n` responses to one prompt. One attempt of an order is one group. An eval order names the exact version to answer with."""
+    """`n` responses to one prompt. One attempt of an order is one group. An eval order names the exact version to answer with.
+
+    `baseline`: one response more is wanted, sampled in this way (ReMax's greedy one): sample number n of the group, purpose
+    `greedy_baseline`, never trained on.
+    """
 
     order_id: str
     attempt: int
@@ -44,6 +48,15 @@ class WorkOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     n: int
     sampling: Sampling
     version: int | None = None
+    baseline: Sampling | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many responses it wants, the baseline included."""
+        return self.n + (self.baseline is not None)
+
+    def sampling_of(self, sample: int) -> Sampling:
+        return self.baseline if self.baseline is not None and sample == self.n else self.sampling
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
