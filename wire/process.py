@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ PACKAGES = ("configs", "wire", "replay", "correction", "verifier", "actor", "lea
 PARENT = "LEEWAY_PARENT_PID"
 """Set by a supervisor to its own pid: children that find it die with it. Unset when a person starts a daemon by hand."""
 PR_SET_PDEATHSIG = 1
+ORPHAN_S = 5.0
+"""How long a process may take to end in order once its supervisor is dead; then it is gone."""
 INTERRUPTED = 130
 CANNOT_GO_ON = "leeway: the run cannot go on: "
 """How a process says that starting it again would not help; a supervisor looks for it."""
@@ -50,6 +53,15 @@ def die_with_parent(signal_number: int = signal.SIGTERM) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != int(named):
         raise KeyboardInterrupt  # it died before the kernel was asked
+    threading.Thread(target=_outlive_no_longer, args=(int(named),), daemon=True).start()
+
+
+def _outlive_no_longer(parent: int) -> None:
+    """The signal may find us in a start or an update that looks at no signal for a long time: whatever is lost comes again by recovery."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    time.sleep(ORPHAN_S)
+    os._exit(INTERRUPTED)
 
 
 def check_packages() -> None:

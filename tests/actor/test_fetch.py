@@ -58,6 +58,7 @@ class Far:
         patch.setattr("tests.support.replay.notice", self.notice)  # the light learner publishes real files
         patch.setattr("actor.weights.TMPFS", folder / "tmpfs")
         (folder / "tmpfs").mkdir()
+        patch.chdir(folder)  # where an actor that does not see the run directory keeps its outbox
         self.client = FarClient(daemon.endpoint)
 
     def notice(self, version: int) -> VersionNotice:

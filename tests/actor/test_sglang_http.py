@@ -108,13 +108,14 @@ async def test_two_versions_in_one_response(server: tuple[Server, SGLangEngine])
 ABORTED = {"finish_reason": {"type": "abort", "message": "Abort in waiting queue"}, "e2e_latency": 0.25}
 
 
-@pytest.mark.parametrize("meta", [
-    ABORTED,  # it waited, or had been retracted: SGLang says no more
-    row(output_token_logprobs=[], weight_versions=[{"version": "3", "start": 0, "end": 0}])["meta_info"] | ABORTED,
+@pytest.mark.parametrize(("ids", "meta"), [
+    ([], ABORTED),  # it waited, or had been retracted: SGLang says no more
+    ([29, 32], ABORTED),  # retracted with tokens: they come back without log-probs
+    ([], row(output_token_logprobs=[], weight_versions=[{"version": "3", "start": 0, "end": 0}])["meta_info"] | ABORTED),
 ])
-async def test_an_abort_without_a_token(server: tuple[Server, SGLangEngine], meta: dict[str, Any]) -> None:
+async def test_an_abort_without_a_token(server: tuple[Server, SGLangEngine], ids: list[int], meta: dict[str, Any]) -> None:
     fake, engine = server
-    fake.answers["/generate"] = (200, [{"output_ids": [], "meta_info": meta}])
+    fake.answers["/generate"] = (200, [{"output_ids": ids, "meta_info": meta}])
     [made] = await engine.generate(REQUEST)
     assert (len(made.output_ids), len(made.logprobs), made.spans, made.finish_reason) == (0, 0, (), "abort")
 

@@ -109,7 +109,7 @@ def test_a_changed_record_is_found(copy: tuple[Path, sqlite3.Connection], statem
 def test_another_trainer_need_only_be_close(copy: tuple[Path, sqlite3.Connection], monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir, db = copy
     db.execute("UPDATE updates SET record = json_replace(record, '$.weights_digest_out', 'beef') WHERE update_id = 6")
-    monkeypatch.setattr(scratch, "trainer_fingerprint", lambda config: "another")
+    monkeypatch.setattr(scratch, "trainer_fingerprint", lambda config, policy: "another")
     found = rerunning.rerun_update(run_dir, 6)
     assert found.result == "clean"
     assert found.then != found.now

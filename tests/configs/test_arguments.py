@@ -15,14 +15,15 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_flags_are_these_and_no_others(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("program", "own"), [("replay", {"--verify"}), ("leeway actor", set())])
+def test_the_flags_are_these_and_no_others(program: str, own: set[str], file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = parse([str(file), "--name", "x", "--set", "replay.max_staleness=4", "--resume"], "replay")
     assert (found.name, found.resume, found.dry_run, found.config.replay.max_staleness) == ("x", True, False, 4)
     assert found.run_dir == Path("runs/x")
     with pytest.raises(SystemExit):
-        parse(["--help"], "replay")
+        parse(["--help"], program)
     flags = {word.strip("[],") for word in capsys.readouterr().out.split() if word.lstrip("[").startswith("--")}
-    assert flags == {"--help", "--name", "--set", "--resume", "--dry-run"}
+    assert flags == {"--help", "--name", "--set", "--resume", "--dry-run"} | own
 
 
 def test_a_run_is_named_after_the_last_file(file: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_real_replay_with_keys_answers_the_live_table(tmp_path: Path) -> None:
                 assert stranger.poll() is None
                 time.sleep(0.02)
             assert values is not None
-            assert values["awaited"] == "the initial weights"
+            assert values["awaited"] == "the learner's initial weights; learner not joined"
         finally:
             feed.close()
             stranger.close()

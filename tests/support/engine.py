@@ -1,4 +1,4 @@
-"""A real SGLang server on the CPU, started once per session, and its two versions of a tiny model."""
+"""A real SGLang server on the CPU, started once per test file (a paused one keeps a core busy), and its two versions of a tiny model."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class RealEngine:
     folders: list[Path]
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def real_engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RealEngine]:
     """Tests that use it need `pytest.mark.asyncio(loop_scope="session")`, and leave it unpaused."""
     root = tmp_path_factory.mktemp("engine")
