@@ -34,6 +34,8 @@ RECIPES: dict[str, Named] = {
     "dapo": Named({**DAPO, "dynamic_sampling": True, "overlong": 0.2}, "Yu et al. 2025, arXiv 2503.14476"),
     "rloo": Named({**SCORE, **REFERENCE, "estimator": "rloo", "kl": 0.05, "kl_estimator": "k1", "kl_in": "reward"},
                   "Ahmadian et al. 2024, arXiv 2402.14740", "reconstructed", "the coefficient .05; for replay.max_staleness = 0"),
+    "remax": Named({**DR_GRPO, "estimator": "remax"}, "Li et al. 2023, arXiv 2310.10505", "reconstructed",
+                   "a clipped ratio where the paper has plain REINFORCE, for stale samples; no KL in the reward; the paper has n = 1"),
     "reinforce_pp": Named({**DAPO, "estimator": "reinforce_pp", "clip_high": 0.2}, "Hu et al. 2025, arXiv 2501.03262"),
     "reinforce_pp_ema": Named({**DAPO, "estimator": "reinforce_pp_ema", "clip_high": 0.2}, "Hu et al. 2025, arXiv 2501.03262",
                               "reconstructed", "the running scale, from a description"),

@@ -46,7 +46,8 @@ def _group_sizes(config: "Config") -> None:
     if config.recipe.estimator == "rloo" and least < 2:
         raise ValueError("recipe.estimator = 'rloo' leaves one out, so it needs at least two scored samples: "
                          "set sampling.n >= 2 and replay.min_scored >= 2")
-    if config.recipe.dynamic_sampling and least < 2:
+    contrast = least + (config.recipe.estimator == "remax")  # there the greedy response is one of those compared
+    if config.recipe.dynamic_sampling and contrast < 2:
         raise ValueError("recipe.dynamic_sampling drops groups whose rewards are all equal, and a group of one always is: "
                          "set sampling.n >= 2 and replay.min_scored >= 2")
 

@@ -2,10 +2,11 @@
 
 import logging
 from collections import Counter
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from replay.baselines import BASELINES, baseline_order
 from replay.books import PRODUCED
 from replay.core import Core, encode
 from replay.sampler import QUARANTINED, Outcome, Transition
@@ -25,7 +26,8 @@ WARN_RATE = 0.05
 REASON_KEPT = 300
 """Characters of a failure's reason that are shown."""
 
-Standing = Literal["open", "eval", "duplicate"]
+Standing = Literal["open", "baseline", "eval", "duplicate"]
+ACCEPTED = ("open", "baseline", "eval")
 
 
 class Tally(NamedTuple):
@@ -41,17 +43,18 @@ def put(core: Core, session: Session, request: Put, bulk: bytes) -> Reply:
     tally = Tally([], [], [])
     payloads = cut(request.heads, bulk)
     train: list[Item] = []
+    baselines: list[Item] = []
     evals: list[Item] = []
     duplicates = 0
     seen: set[tuple[str, int]] = set()
     for index, head in enumerate(request.heads):
         of = group_id(head)
         standing = _standing(core, session, of, head.sample, head.rollout_id)
-        if (of, head.sample) in seen and standing in ("open", "eval"):
+        if (of, head.sample) in seen and standing in ACCEPTED:
             standing = "duplicate"
         if standing == "duplicate":
             duplicates += 1
-        elif standing not in ("open", "eval"):
+        elif standing not in ACCEPTED:
             tally.refused.append((head.rollout_id, standing))
         elif payloads is None:
             misfit = f"wrong lengths: {len(bulk)} payload bytes do not fit the heads"
@@ -59,9 +62,13 @@ def put(core: Core, session: Session, request: Put, bulk: bytes) -> Reply:
             seen.add((of, head.sample))
         else:
             seen.add((of, head.sample))
-            order = core.orders[of] if standing == "open" else core.eval_group(of)[1].order  # type: ignore[index]
-            (train if standing == "open" else evals).append(Item(head, payloads[index], request.digests[index], order))
-    stored = _store_train(core, session, train, tally) + _store_evals(core, session, evals, tally)
+            order = core.eval_group(of)[1].order if standing == "eval" else core.orders[of]  # type: ignore[index]
+            if standing == "baseline":
+                order = baseline_order(order)
+            kind = {"open": train, "baseline": baselines, "eval": evals}[standing]
+            kind.append(Item(head, payloads[index], request.digests[index], order))
+    stored = (_store_train(core, session, train, tally) + _store_baselines(core, session, baselines, tally)
+              + _store_evals(core, session, evals, tally))
     duplicates += sum(_fail(core, session, failure, tally) for failure in request.failures)
     store.count("duplicates_refused", duplicates)
     store.count("refused_closed", len(tally.refused))
@@ -73,7 +80,7 @@ def put(core: Core, session: Session, request: Put, bulk: bytes) -> Reply:
 
 
 def _standing(core: Core, session: Session, of: str, sample: int, rollout: str) -> str:
-    """open | eval | duplicate, else why the rollout is refused."""
+    """open | baseline | eval | duplicate, else why the rollout is refused."""
     group = core.book.groups.get(of)
     if group is not None:
         if sample in group.outcomes:
@@ -82,6 +89,8 @@ def _standing(core: Core, session: Session, of: str, sample: int, rollout: str) 
             return "this attempt is closed"
         if group.actor != session.name:
             return f"its order is held by {group.actor}"
+        if group.baseline and sample == group.n:
+            return "baseline"
         return "open" if 0 <= sample < group.n else f"sample {sample} of {group.n}"
     if found := core.eval_group(of):
         current, eval_group = found
@@ -96,10 +105,7 @@ def _standing(core: Core, session: Session, of: str, sample: int, rollout: str) 
 
 
 def _store_train(core: Core, session: Session, items: list[Item], tally: Tally) -> int:
-    bad = faults(items, core.versions, core.vocabularies)
-    for index, fault in bad.items():
-        _quarantine(core, session, items[index].head, bytes(items[index].payload), fault, tally)
-    sound = [item for index, item in enumerate(items) if index not in bad]
+    sound = _sound(core, session, items, tally)
     if not sound:
         return 0
     store, wall = core.store, core.clock.wall()
@@ -127,32 +133,65 @@ def _store_train(core: Core, session: Session, items: list[Item], tally: Tally) 
     return len(sound)
 
 
-def _store_evals(core: Core, session: Session, items: list[Item], tally: Tally) -> int:
-    bad = faults(items, core.versions, core.vocabularies)
-    for index, fault in bad.items():
-        _quarantine(core, session, items[index].head, bytes(items[index].payload), fault, tally)
+def _store_baselines(core: Core, session: Session, items: list[Item], tally: Tally) -> int:
+    """Greedy responses of training groups: beside the books, without span rows, so that nothing ever anchors or trains them."""
+    sound = _sound(core, session, items, tally)
+    if not sound:
+        return 0
     rows = []
-    for head, payload, _, order in (item for index, item in enumerate(items) if index not in bad):
-        of = group_id(order)
-        reward, failure = (head.verdict.reward, None) if isinstance(head.verdict, Scored) else (None, head.verdict.reason)
+    for item in sound:
+        head, oldest = item.head, item.head.spans[0].version
+        rows.append(_outside_the_books(item, BASELINES, oldest))
+        _settle(core, tally, group_id(item.order), head.sample, _outcome(head), oldest, rows[-1][6])
+        if _outcome(head) != "aborted":
+            core.verdicts.append(_why(head) if _outcome(head) == "failed" else None)
+    _insert_outside(core, rows)
+    core.store.record("baseline_put", {"actor": session.name, "rollouts": {item.head.rollout_id: item.digest for item in sound},
+                                       "heads": {row[0]: digest_of(row[8].encode()) for row in rows}})
+    core.store.count("greedy_rollouts", len(rows))
+    return len(rows)
+
+
+def _store_evals(core: Core, session: Session, items: list[Item], tally: Tally) -> int:
+    rows = []
+    for item in _sound(core, session, items, tally):
+        of = group_id(item.order)
         found = core.eval_group(of)
         assert found is not None
-        rows.append((head.rollout_id, found[0].eval_id, of, order.purpose, order.version, head.response_len,
-                     reward, failure, encode(head), bytes(payload)))
-        _eval_outcome(core, of, head.sample, reward)
+        rows.append(_outside_the_books(item, found[0].eval_id, item.order.version))
+        _eval_outcome(core, of, item.head.sample, rows[-1][6])
     if rows:
-        core.store.db.executemany("INSERT INTO eval_rollouts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
-        core.store.wrote(sum(len(row[-1]) for row in rows))
+        _insert_outside(core, rows)
         core.store.record("eval_put", {"actor": session.name, "eval": rows[0][1], "rollouts": [row[0] for row in rows]})
         core.store.count("eval_rollouts", len(rows))
     return len(rows)
+
+
+def _sound(core: Core, session: Session, items: list[Item], tally: Tally) -> list[Item]:
+    """What is left when the poison is in quarantine."""
+    bad = faults(items, core.versions, core.vocabularies)
+    for index, fault in bad.items():
+        _quarantine(core, session, items[index].head, bytes(items[index].payload), fault, tally)
+    return [item for index, item in enumerate(items) if index not in bad]
+
+
+def _outside_the_books(item: Item, eval_id: int, version: int | None) -> tuple[Any, ...]:
+    head, order = item.head, item.order
+    reward, failure = (head.verdict.reward, None) if isinstance(head.verdict, Scored) else (None, head.verdict.reason)
+    return (head.rollout_id, eval_id, group_id(order), order.purpose, version, head.response_len, reward, failure, encode(head),
+            bytes(item.payload))
+
+
+def _insert_outside(core: Core, rows: list[tuple[Any, ...]]) -> None:
+    core.store.db.executemany("INSERT INTO eval_rollouts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    core.store.wrote(sum(len(row[-1]) for row in rows))
 
 
 def _fail(core: Core, session: Session, failure: SampleFailure, tally: Tally) -> bool:
     """A sample without a token. True when it already had an outcome."""
     of = group_id(failure)
     standing = _standing(core, session, of, failure.sample, f"{of}.{failure.sample}")
-    if standing not in ("open", "eval"):
+    if standing not in ACCEPTED:
         if standing != "duplicate":
             tally.refused.append((f"{of}.{failure.sample}", standing))
         return standing == "duplicate"

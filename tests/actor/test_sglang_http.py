@@ -333,3 +333,11 @@ async def test_the_other_calls(server: tuple[Server, SGLangEngine]) -> None:
     assert not await engine.health()
     with pytest.raises(EngineError, match="pending"):
         await engine.flush_cache()
+
+
+async def test_a_row_may_have_a_sampling_of_its_own(server: tuple[Server, SGLangEngine]) -> None:
+    fake, engine = server
+    fake.answers["/generate"] = (200, [row(), row()])
+    await engine.generate(GenerateRequest([[1, 2], [1, 2]], REQUEST.sampling, own={1: {"temperature": 0.0, "max_new_tokens": 3}}))
+    sent = fake.got[-1][1]["sampling_params"]
+    assert [(one["temperature"], one["max_new_tokens"], one["top_k"]) for one in sent] == [(1.0, 4, -1), (0.0, 3, -1)]

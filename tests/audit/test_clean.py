@@ -17,7 +17,8 @@ def test_a_finished_run_is_clean(pristine: Path) -> None:
     found = audit(pristine)
     assert found.findings == []
     assert found.checked == {
-        "ledger rows": 63, "rollouts": 21, "spans": 38, "updates": 5, "versions": 5, "checkpoints": 2, "evaluations": 2}  # fmt: skip
+        "ledger rows": 63, "rollouts": 21, "spans": 38, "updates": 5, "versions": 5, "checkpoints": 2, "evaluations": 2,
+        "greedy baselines": 0}  # fmt: skip
 
 
 def test_what_retention_removed_is_a_note(pristine: Path) -> None:

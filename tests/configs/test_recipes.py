@@ -83,6 +83,7 @@ def test_constant_is_the_longest_response_unless_it_is_given() -> None:
 @pytest.mark.parametrize(("name", "says"), [
     ("dr_grpo", ["old"]), ("gmc_grpo", ["prox (a scoring pass per update)"]), ("sis", ["old", "the engine's top log-probs"]),
     ("zcpo", ["old", "ref over the whole vocabulary"]), ("grpo_kl", ["old", "ref"]),
+    ("remax", ["a greedy response per group", "old"]),
     ("ewma_ppo", ["old", "prox (a running average of the weights)"]),
 ])
 def test_what_a_recipe_needs(name: str, says: list[str]) -> None:
