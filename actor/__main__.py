@@ -10,18 +10,31 @@ from pathlib import Path
 from actor.host import AttachedEngine, StartedEngine, host_for
 from actor.loop import Actor
 from actor.tokenise import Tokeniser
-from configs.arguments import parse
+from configs.arguments import Arguments, parse
 from configs.schema import Config
 from replay.client import AsyncClient
-from verifier.pool import VerifierPool
+from verifier.pool import VerifierPool, check_spec
 from wire.keys import client_keys
 from wire.process import run_main, set_up_logging
+from wire.sockets import check_endpoint
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit codes: 0 the run is done, 1 it cannot go on, 2 bad config, 75 try again, 130 interrupted."""
-    arguments = parse(sys.argv[1:] if argv is None else argv, "leeway actor")
-    return run_main(lambda: asyncio.run(serve(arguments.config, arguments.run_dir)))
+    return run_main(lambda: start(parse(sys.argv[1:] if argv is None else argv, "leeway actor", check)))
+
+
+def start(arguments: Arguments) -> None:
+    asyncio.run(serve(arguments.config, arguments.run_dir))
+
+
+def check(arguments: Arguments) -> None:
+    """For --dry-run: what `serve` and its engine look at before anybody is waited for. Raises ConfigError."""
+    config = arguments.config
+    keys = client_keys(config.security, config.security.actor_key)
+    check_endpoint(config.replay.endpoint, keyed=keys is not None)
+    host_for(config, "dry-run", Path(os.devnull))
+    check_spec(config.task.verifier, config.task.verifier_arguments)
 
 
 def log_home(run_dir: Path, local: Path) -> Path:

@@ -42,11 +42,11 @@ class Return:
 
 
 def rows_of(orders: Iterable[WorkOrder]) -> int:
-    return sum(order.n for order in orders)
+    return sum(order.rows for order in orders)
 
 
 class Agenda:
-    """`n`: samples of a training order. A request holds as many rows as `orders_per_request` of those make; eval orders have fewer each, so
+    """`n`: rows of a training order. A request holds as many rows as `orders_per_request` of those make; eval orders have fewer each, so
     more of them share one."""
 
     def __init__(self, mode: OnNewWeights, n: int, orders_per_request: int, requests_in_flight: int) -> None:
@@ -146,7 +146,7 @@ class Agenda:
     def _start(self, first: WorkOrder) -> Start:
         together: list[WorkOrder] = []
         for order in self._queue:
-            fits = not together or rows_of(together) + order.n <= self._rows
+            fits = not together or rows_of(together) + order.rows <= self._rows
             if fits and (order.sampling, order.version) == (first.sampling, first.version):
                 together.append(order)
         self._drop_from_queue(together)

@@ -60,15 +60,19 @@ def engine_sampling(sampling: Sampling) -> dict[str, Any]:
 
 
 def request_for(orders: list[WorkOrder], prompts: list[list[int]]) -> GenerateRequest:
-    """One row per sample, the samples of an order side by side. All orders must have the sampling of the first."""
-    rows = [prompt for order, prompt in zip(orders, prompts, strict=True) for _ in range(order.n)]
+    """One row per sample, the samples of an order side by side, its baseline last. All orders must have the sampling of the first."""
+    rows, own = list[list[int]](), {}
+    for order, prompt in zip(orders, prompts, strict=True):
+        rows += [prompt] * order.rows
+        if order.baseline is not None:
+            own[len(rows) - 1] = engine_sampling(order.baseline)
     sampling = orders[0].sampling
-    return GenerateRequest(rows, engine_sampling(sampling), sampling.top_logprobs)
+    return GenerateRequest(rows, engine_sampling(sampling), sampling.top_logprobs, own)
 
 
 def failed_group(order: WorkOrder, reason: str) -> Outcome:
     """Every sample of the order came to nothing, for one reason."""
-    return Outcome([order], failures=[SampleFailure(order.order_id, order.attempt, sample, reason) for sample in range(order.n)])
+    return Outcome([order], failures=[SampleFailure(order.order_id, order.attempt, sample, reason) for sample in range(order.rows)])
 
 
 def answer_ids(row: Generated) -> list[int]:
@@ -110,11 +114,13 @@ def collect(order: WorkOrder, prompt_ids: list[int], rows: list[Generated], verd
             reason = ABORTED_WITHOUT_TOKEN if why == ABORTED else "no_token"
             outcome.failures.append(SampleFailure(order.order_id, order.attempt, sample, reason))
             continue
-        payload = pack_payload(prompt, row.output_ids, row.logprobs, row.top_ids, row.top_logprobs)
+        sampling = order.sampling_of(sample)
+        top = (row.top_ids, row.top_logprobs) if sampling.top_logprobs else (None, None)  # one request asks for as many of every row
+        payload = pack_payload(prompt, row.output_ids, row.logprobs, *top)
         outcome.payloads.append(payload)
         outcome.digests.append(digest(payload))
         outcome.heads.append(RolloutHead(
             rollout_id(order.order_id, order.attempt, sample), order.order_id, order.attempt, sample, len(prompt_ids), len(row.output_ids),
-            row.spans, row.finish_reason, order.sampling, fingerprint, verdict, started=times.started, finished=times.finished,
+            row.spans, row.finish_reason, sampling, fingerprint, verdict, started=times.started, finished=times.finished,
             engine_seconds=times.engine_seconds))
     return outcome

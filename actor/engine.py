@@ -12,11 +12,16 @@ PauseMode = Literal["retract", "abort", "in_place"]
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """One request of many rows. `prompts[i]` are the token ids of row i; `sampling` is SGLang's sampling_params."""
+    """One request of many rows. `prompts[i]` are the token ids of row i; `sampling` is SGLang's sampling_params, `own` those of the single
+    rows that have others."""
 
     prompts: list[list[int]]
     sampling: dict[str, Any]
     top_logprobs: int = 0
+    own: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def sampling_of(self, row: int) -> dict[str, Any]:
+        return self.own.get(row, self.sampling)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Where the engine comes from: a server that the actor starts and ends, or one that somebody else runs."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from actor.sglang_http import SGLangEngine
 from configs.schema import Config
 from wire.digest import digest
 from wire.errors import ConfigError
+from wire.folders import model_config
 
 READY_S = 300.0
 
@@ -73,8 +73,8 @@ def host_for(config: Config, name: str, log_path: Path) -> StartedEngine | Attac
 def vocabulary(model: Path) -> int:
     """Rows of the model's embedding, from its config.json."""
     try:
-        return int(json.loads((model / "config.json").read_text())["vocab_size"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return int(model_config(str(model))["vocab_size"])
+    except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"model.path = {str(model)!r}: its config.json gives no vocab_size ({error})") from None
 
 

@@ -19,6 +19,7 @@ from actor.requests import Requests, prepare
 from actor.service import EngineHost, EngineService
 from actor.tokenise import Tokeniser
 from actor.weights import PrivateWeights
+from configs.needs import greedy_baseline
 from configs.schema import Config
 from verifier.pool import VerifierPool
 from wire.digest import digest_json
@@ -46,7 +47,7 @@ class Actor:
                  make_tokeniser: Callable[[], Tokeniser], pool: VerifierPool) -> None:
         self._config, self._name, self._client = config, name, client
         self._make_host, self._make_tokeniser, self._pool = make_host, make_tokeniser, pool
-        self._agenda = Agenda(config.actor.on_new_weights, config.sampling.n, config.actor.orders_per_request,
+        self._agenda = Agenda(config.actor.on_new_weights, config.sampling.n + greedy_baseline(config), config.actor.orders_per_request,
                               config.actor.requests_in_flight)
         self._changed = asyncio.Event()
         self._retry_s = RETRY_S
@@ -181,7 +182,7 @@ class Actor:
             return
         rows, times = answered
         for order, prompt in zip(fit, prompts, strict=True):
-            group, rows = rows[: order.n], rows[order.n :]
+            group, rows = rows[: order.rows], rows[order.rows :]
             self._tasks.create_task(self._judge(order, prompt, group, times))
 
     async def _judge(self, order: WorkOrder, prompt: list[int], rows: list[Generated], times: RequestTimes) -> None:

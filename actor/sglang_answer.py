@@ -60,10 +60,12 @@ def parse_row(row: Mapping[str, Any], prompt_tokens: int, top: int) -> Generated
     """One row. A log-prob that the engine gives for another token than the one in the response is not this token's: it becomes NaN (SGLang
     replaces a token sampled from NaN logits by the end token)."""
     meta, finish = row["meta_info"], row["meta_info"]["finish_reason"]
-    if finish["type"] == "abort" and not row["output_ids"]:  # a row that waited has little more than this
+    told = bool(row["output_ids"]) and "output_token_logprobs" in meta
+    if finish["type"] == "abort" and not told:  # a row that waited has little more than this
         return Generated(np.empty(0, np.int32), np.empty(0, np.float32), (), "abort", seconds=float(meta["e2e_latency"]))
-    if meta["prompt_tokens"] != prompt_tokens:
-        raise ValueError(f"a prompt of {prompt_tokens} tokens was read as {meta['prompt_tokens']}")
+    read = meta.get("prompt_tokens", prompt_tokens) if finish["type"] == "abort" else meta["prompt_tokens"]
+    if read != prompt_tokens:
+        raise ValueError(f"a prompt of {prompt_tokens} tokens was read as {read}")
     ids = int_array(row["output_ids"])
     logprobs, logprob_ids = parse_pairs(meta["output_token_logprobs"])
     if len(ids) == len(logprobs):

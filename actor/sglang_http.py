@@ -49,11 +49,12 @@ class SGLangEngine:
 
     async def generate(self, request: GenerateRequest) -> list[Generated]:
         """One answer per prompt, in order. `sampling` must hold temperature and max_new_tokens."""
-        for prompt in request.prompts:
-            await self._check(prompt, request.sampling["max_new_tokens"])
+        for row, prompt in enumerate(request.prompts):
+            await self._check(prompt, request.sampling_of(row)["max_new_tokens"])
         if not request.prompts:
             return []
-        body = {"input_ids": request.prompts, "sampling_params": NEUTRAL | request.sampling, "return_logprob": True,
+        by_row = [NEUTRAL | request.sampling_of(row) for row in range(len(request.prompts))] if request.own else None
+        body = {"input_ids": request.prompts, "sampling_params": by_row or NEUTRAL | request.sampling, "return_logprob": True,
                 "top_logprobs_num": request.top_logprobs}
         answer = await self._json("POST", "/generate", body, self._generate_timeout_s)
         return parse_rows(answer, request.prompts, request.top_logprobs)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -20,25 +21,29 @@ class Arguments(NamedTuple):
         return Path(self.config.run.dir) / self.name
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"leeway: error: {message}\n")
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
-    build = _Parser(prog=prog, allow_abbrev=False)
+    build = Parser(prog=prog, allow_abbrev=False)
     build.add_argument("configs", nargs="+", type=Path, metavar="CONFIG", help="TOML files, joined left to right")
     build.add_argument("--name", help="the run's name; default: the last file's name")
     build.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one key, e.g. replay.max_staleness=4")
     build.add_argument("--resume", action="store_true", help="go on with an existing run")
-    build.add_argument("--dry-run", action="store_true", help="print the resolved config and exit")
-    if prog == "replay":
-        build.add_argument("--verify", metavar="RUN", help="instead of all this: check the store of a run; exit 3 when it has findings")
+    build.add_argument("--dry-run", action="store_true",
+                       help="print the resolved config, check what can be checked without starting, and exit")
+    if prog == "leeway replay":
+        build.usage = ("leeway replay CONFIG... [--name NAME] [--set KEY=VALUE]... [--resume] [--dry-run]\n"
+                       "       leeway replay --verify RUN")
+        build.add_argument("--verify", metavar="RUN", help="alone, without CONFIG: check the store of a run; exit 3 when it has findings")
     return build
 
 
-def parse(argv: list[str], prog: str) -> Arguments:
-    """A wrong config or option ends the process: one line, exit 2. `--dry-run` prints the resolved tree as JSON and exits 0."""
+def parse(argv: list[str], prog: str, check: Callable[[Arguments], object] = lambda arguments: None) -> Arguments:
+    """A wrong config or option ends the process: one line, exit 2. `--dry-run` prints the resolved tree as JSON, then does `check`, whose
+    errors are the caller's, and exits 0."""
     build = parser(prog)
     options = build.parse_args(argv)
     try:
@@ -46,7 +51,9 @@ def parse(argv: list[str], prog: str) -> Arguments:
         name = check_name(options.name if options.name is not None else options.configs[-1].stem)
     except ValueError as error:
         build.error(str(error))
+    arguments = Arguments(config, name, options.resume, options.dry_run)
     if options.dry_run:
-        print(json.dumps(config.model_dump(mode="json"), indent=2))
+        print(json.dumps(config.model_dump(mode="json"), indent=2), flush=True)
+        check(arguments)
         build.exit(0)
-    return Arguments(config, name, options.resume, options.dry_run)
+    return arguments

@@ -11,4 +11,5 @@ NotNegative = Annotated[float, Field(ge=0)]
 
 
 class Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=(),
+                              allow_inf_nan=False)

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from configs.recipes import complete, expand, named
+from configs.recipes import check_label, complete, expand, named
 from configs.schema import Config
 
 NAME = re.compile(r"[a-z0-9_-][a-z0-9._-]{0,63}")
@@ -23,12 +23,15 @@ def load(files: list[Path], sets: list[str]) -> Config:
             _lay_over(tree, tomllib.loads(Path(file).read_text()))
         except FileNotFoundError:
             raise ValueError(f"{file}: no such config file") from None
+        except OSError as error:
+            raise ValueError(f"{file}: cannot be read as a config file ({error.strerror})") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{file}: not valid TOML: {error}") from None
     settings: dict[str, Any] = {}
     for item in sets:
         _merge(settings, _setting(item))
     _lay_over(tree, settings)
+    check_label(tree)
     return validate(tree)
 
 
@@ -84,6 +87,9 @@ def _setting(item: str) -> dict[str, Any]:
 def _one_line(error: ValidationError) -> str:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden" and where in first["loc"]:
+        near = difflib.get_close_matches(where, Config.model_fields, n=1)
+        return f"{where}: unknown table; " + (f"the nearest one is [{near[0]}]" if near else f"there are {', '.join(Config.model_fields)}")
     if first["type"] == "extra_forbidden":
         known = _known_keys(Config)
         near = difflib.get_close_matches(where, known, n=1, cutoff=0.0)

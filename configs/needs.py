@@ -6,6 +6,11 @@ if TYPE_CHECKING:
     from configs.schema import Config
 
 
+def greedy_baseline(config: "Config") -> bool:
+    """Whether each training order asks for one greedy response beside its samples."""
+    return config.recipe.estimator == "remax"
+
+
 def scores_prox(config: "Config") -> bool:
     """Whether prox is scored before the first step, rather than read off the training forward."""
     recipe = config.recipe
@@ -22,7 +27,7 @@ def whole_vocabulary(config: "Config") -> bool:
 def record_needs(config: "Config") -> list[str]:
     """In words, for `leeway recipes`. Rewards, response tokens and mu are always there."""
     recipe = config.recipe
-    needs = []
+    needs = ["a greedy response per group"] if greedy_baseline(config) else []
     if recipe.engine != "none" or recipe.filter != "none" or recipe.staleness == "decoupled" or recipe.kl_in == "reward" and recipe.kl > 0 \
             or recipe.objective not in ("score", "unit") and recipe.base == "old":
         needs.append("old")

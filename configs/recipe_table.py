@@ -15,7 +15,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 class Recipe(Table):
     name: str = "custom"
-    """One of `leeway recipes`: its settings apply, and the keys written beside it win. Any other name only labels settings of your own."""
+    """One of `leeway recipes`: its settings apply, and the keys written beside it win. Any other name only labels settings of
+    your own, unless it looks like one of them with a typing error."""
 
     # ---------------------------------------------------------------- rewards and groups
     dynamic_sampling: bool = False
@@ -28,7 +29,8 @@ class Recipe(Table):
     """Do not train on responses that were cut off at the length limit; their rewards still count in the group."""
 
     # ---------------------------------------------------------------- advantages
-    estimator: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_ema", "zcpo"] = "grpo"
+    estimator: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_ema", "zcpo", "remax"] = "grpo"
+    """remax subtracts the reward of a greedy response, which is sampled beside each group and never trained on."""
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99
     """reinforce_pp_ema: of the running second moment, which moves with each update that makes a step."""
     zcpo_beta: NotNegative = 4.0

@@ -34,6 +34,8 @@ RECIPES: dict[str, Named] = {
     "dapo": Named({**DAPO, "dynamic_sampling": True, "overlong": 0.2}, "Yu et al. 2025, arXiv 2503.14476"),
     "rloo": Named({**SCORE, **REFERENCE, "estimator": "rloo", "kl": 0.05, "kl_estimator": "k1", "kl_in": "reward"},
                   "Ahmadian et al. 2024, arXiv 2402.14740", "reconstructed", "the coefficient .05; for replay.max_staleness = 0"),
+    "remax": Named({**DR_GRPO, "estimator": "remax"}, "Li et al. 2023, arXiv 2310.10505", "reconstructed",
+                   "a clipped ratio where the paper has plain REINFORCE, for stale samples; no KL in the reward; the paper has n = 1"),
     "reinforce_pp": Named({**DAPO, "estimator": "reinforce_pp", "clip_high": 0.2}, "Hu et al. 2025, arXiv 2501.03262"),
     "reinforce_pp_ema": Named({**DAPO, "estimator": "reinforce_pp_ema", "clip_high": 0.2}, "Hu et al. 2025, arXiv 2501.03262",
                               "reconstructed", "the running scale, from a description"),
@@ -86,6 +88,10 @@ RECIPES: dict[str, Named] = {
 }
 
 
+TYPO = 0.75
+"""difflib's likeness from which an unknown name counts as a recipe's with a typing error: two letters exchanged in a name of four."""
+
+
 def full_keys(settings: Settings) -> dict[str, Any]:
     """Dotted keys throughout."""
     return {key if "." in key else f"recipe.{key}": value for key, value in settings.items()}
@@ -110,6 +116,15 @@ def expand(layer: dict[str, Any]) -> dict[str, Any]:
         if isinstance(inner, dict):
             inner.setdefault(setting, value)
     return tree
+
+
+def check_label(tree: Mapping[str, Any]) -> None:
+    """ValueError for a name that is no recipe but looks like a mistyped one. Any other name is a label of one's own. Not for the configs of
+    runs that are there already: their settings are all written out."""
+    recipe = tree.get("recipe")
+    name = recipe.get("name") if isinstance(recipe, dict) else None
+    if isinstance(name, str) and name not in RECIPES and (near := difflib.get_close_matches(name, RECIPES, n=1, cutoff=TYPO)):
+        raise ValueError(f"recipe.name = {name!r}: no such recipe; did you mean {near[0]}? (a label of your own must look less like one)")
 
 
 def complete(tree: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Rules that span several tables of the config. Each refusal is one line: what is wrong, and what to do."""
 
+import re
 from typing import TYPE_CHECKING
 
 from configs.stacking import check_stacking
@@ -8,10 +9,21 @@ if TYPE_CHECKING:
     from configs.schema import Config
 
 
+ENDPOINT = re.compile(r"tcp://([A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9a-f:]+\]):(\d+|\*)")
+
+
 def check_tree(config: "Config") -> None:
     """Raises ValueError with one line for the first rule that does not hold."""
-    for rule in (_sampling_contract, _group_sizes, _batch_shape, _no_deadlock, check_stacking):
+    for rule in (_endpoint, _sampling_contract, _group_sizes, _batch_shape, _no_deadlock, check_stacking):
         rule(config)
+
+
+def _endpoint(config: "Config") -> None:
+    endpoint = config.replay.endpoint
+    found = ENDPOINT.fullmatch(endpoint)
+    if found is None or found[2] != "*" and int(found[2]) > 65535:
+        raise ValueError(f"replay.endpoint = {endpoint!r}: write it as tcp://ADDRESS:PORT with a port of at most 65535, "
+                         "for example tcp://127.0.0.1:5757")
 
 
 def _sampling_contract(config: "Config") -> None:
@@ -34,7 +46,8 @@ def _group_sizes(config: "Config") -> None:
     if config.recipe.estimator == "rloo" and least < 2:
         raise ValueError("recipe.estimator = 'rloo' leaves one out, so it needs at least two scored samples: "
                          "set sampling.n >= 2 and replay.min_scored >= 2")
-    if config.recipe.dynamic_sampling and least < 2:
+    contrast = least + (config.recipe.estimator == "remax")  # there the greedy response is one of those compared
+    if config.recipe.dynamic_sampling and contrast < 2:
         raise ValueError("recipe.dynamic_sampling drops groups whose rewards are all equal, and a group of one always is: "
                          "set sampling.n >= 2 and replay.min_scored >= 2")
 

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from transformers.utils.logging import disable_progress_bar
+
 from configs.needs import uncorrected
 from configs.rules import check_ranks
 from configs.schema import Config
@@ -33,6 +35,7 @@ def assemble(config: Config, connect: Callable[[], Client], stop: Stop, stopwatc
     if ranks.is_first and (line := uncorrected(config)) is not None:
         log.warning("%s", line)
     set_determinism(config.run.seed, config.learner.device)
+    disable_progress_bar()  # in a log it is noise
     policy = load_policy(config.model.path, config.model.dtype, config.model.attention, partitioned=config.learner.zero_stage == 3)
     tokens = len(load_tokenizer(config.model.path))
     session = Session(ranks, connect() if ranks.is_first else None, stop)

@@ -37,6 +37,8 @@ class LeaseRows:
     heads: list[RolloutHead]
     payloads: list[Payload]
     anchors: dict[SpanKey, Anchor] = field(default_factory=dict)
+    baselines: list[RolloutHead] = field(default_factory=list)
+    """The head of each group's greedy response, in the order of `group_ids`; empty where the recipe has none. Never a row."""
 
     def row(self, index: int) -> Row:
         return to_row(self.heads[index], self.payloads[index])
@@ -51,6 +53,10 @@ class LeaseRows:
         """Index into `group_ids` of each row."""
         index = {group_id: i for i, group_id in enumerate(self.group_ids)}
         return [index[group_id(head)] for head in self.heads]
+
+    @property
+    def greedy_rewards(self) -> list[float]:
+        return [head.verdict.reward for head in self.baselines if isinstance(head.verdict, Scored)]
 
 
 def to_row(head: RolloutHead, payload: Payload) -> Row:
@@ -68,26 +74,37 @@ def read_payloads(heads: Sequence[RolloutHead], bulk: bytes) -> tuple[list[Paylo
 
 
 def read_lease(reply: Leased, bulk: bytes, version_in: int, max_staleness: int) -> LeaseRows:
-    """Raises RunError for a token outside the staleness budget: replay must not lease one, and if it does, it is not trained on."""
-    for head in reply.heads:
+    """Raises RunError for a token outside the staleness budget, a greedy response among the rows, or a group that lacks its own: replay
+    must not lease such a thing, and if it does, it is not trained on."""
+    for head in (*reply.heads, *reply.baselines):
         oldest, newest = head.spans[0].version, head.spans[-1].version
         if not version_in - max_staleness <= oldest <= newest <= version_in:
             raise RunError(f"rollout {head.rollout_id} holds tokens of versions {oldest} to {newest}: an update from version {version_in} "
                            f"must not train on it with max_staleness = {max_staleness}")
         if not isinstance(head.verdict, Scored):
             raise RunError(f"rollout {head.rollout_id} was leased without a reward")
-    return lease_rows(reply.update, version_in, reply.group_ids, reply.heads, reply.anchors, bulk)
+    return lease_rows(reply.update, version_in, reply.group_ids, reply.heads, reply.anchors, bulk, reply.baselines)
 
 
 def lease_rows(update: int, version_in: int, group_ids: list[str], heads: list[RolloutHead], anchor_heads: Sequence[AnchorHead],
-               bulk: bytes) -> LeaseRows:
-    """`bulk`: the payloads of `heads`, then the float32 log-probs of `anchor_heads`. Raises ProtocolError."""
+               bulk: bytes, baselines: Sequence[RolloutHead] = ()) -> LeaseRows:
+    """`bulk`: the payloads of `heads`, then the float32 log-probs of `anchor_heads`. Raises ProtocolError; RunError as `read_lease`."""
+    check_baselines(group_ids, heads, baselines)
     payloads, start = read_payloads(heads, bulk)
     anchors = {}
     for anchor in anchor_heads:
         anchors[anchor.rollout_id, anchor.span] = Anchor(anchor.source, np.frombuffer(bulk, F32, anchor.count, start))
         start += 4 * anchor.count
-    return LeaseRows(update, version_in, group_ids, heads, payloads, anchors)
+    return LeaseRows(update, version_in, group_ids, heads, payloads, anchors, list(baselines))
+
+
+def check_baselines(group_ids: Sequence[str], heads: Sequence[RolloutHead], baselines: Sequence[RolloutHead]) -> None:
+    """Greedy responses are no rows: their `mu` is of another distribution than they were sampled from. RunError."""
+    for head in heads:
+        if head.sampling.temperature <= 0:
+            raise RunError(f"rollout {head.rollout_id} is a greedy response: its log-probs are not those it was sampled with")
+    if baselines and [f"{head.order_id}.{head.attempt}" for head in baselines] != list(group_ids):
+        raise RunError(f"{len(baselines)} greedy responses do not belong to the {len(group_ids)} groups of the lease")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from configs.load import load
 from configs.schema import ColdStart
@@ -175,6 +176,7 @@ def main() -> int:
         raise ConfigError(str(error)) from None
     if config.cold_start is None:
         raise ConfigError("this config has no [cold_start] table: there is nothing to make")
+    disable_progress_bar()
     print(make(config.cold_start))
     return 0
 

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from configs.schema import Config
 from learner.logprobs import PolicyModel
 from wire.errors import ConfigError
+from wire.folders import model_config
 
 
 def set_determinism(seed: int, device: str) -> None:
@@ -27,15 +28,14 @@ def set_determinism(seed: int, device: str) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False
 
 
-def load_policy(path: str, dtype: str, attention: str, *, partitioned: bool = False) -> PolicyModel:
+def load_policy(path: str, dtype: str, attention: str, *, partitioned: bool = False, key: str = "model.path") -> PolicyModel:
     """The model in eval mode (no dropout: every forward of the same weights is the same function). `partitioned`: for ZeRO 3.
-    Raises ConfigError."""
-    if not (Path(path) / "config.json").is_file():
-        raise ConfigError(f"model.path = {path!r} has no config.json; the demo's is made by: python -m learner.coldstart CONFIG")
+    `key` names the setting that gave the path. Raises ConfigError."""
+    model_config(path, key)
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), attn_implementation=attention)
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"model.path = {path!r} does not load: {str(error).splitlines()[0]}") from None
+        raise ConfigError(f"{key} = {path!r} does not load: {str(error).splitlines()[0]}") from None
     policy = PolicyModel(model.eval(), partitioned=partitioned)
     check_head(policy, path)
     return policy

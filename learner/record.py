@@ -44,4 +44,5 @@ class RecordMaker:
             update=lease.update, version_in=lease.version_in, version_out=version_out, skipped=outcome.skipped, group_ids=lease.group_ids,
             rollout_ids=[head.rollout_id for head in lease.heads], response_lens=[head.response_len for head in lease.heads],
             columns=[(name, dtype) for name, dtype, _ in outcome.columns], steps=outcome.steps, state=state, prox_source=self.prox_source,
-            weights_digest_out=weights_digest, metrics=metrics, seconds=seconds)
+            weights_digest_out=weights_digest, metrics=metrics, seconds=seconds,
+            greedy_rewards=lease.greedy_rewards)

@@ -32,8 +32,9 @@ def load_reference(config: Config, policy: PolicyModel) -> Reference | None:
     """What `learner.reference` names; None when it names nothing. ConfigError for a model over another vocabulary."""
     if config.learner.reference is None:
         return None
-    path = config.model.path if config.learner.reference == "initial" else config.learner.reference
-    reference = load_policy(path, config.model.dtype, config.model.attention).to(config.learner.device)
+    initial = config.learner.reference == "initial"
+    path, key = (config.model.path, "model.path") if initial else (config.learner.reference, "learner.reference")
+    reference = load_policy(path, config.model.dtype, config.model.attention, key=key).to(config.learner.device)
     if reference.vocabulary != policy.vocabulary:
         raise ConfigError(f"learner.reference = {path!r} has a vocabulary of {reference.vocabulary} tokens, the policy of "
                           f"{policy.vocabulary}: a reference needs the policy's tokenizer")

@@ -39,7 +39,8 @@ class Again(NamedTuple):
 def read_past(reply: Recalled, bulk: bytes) -> Past:
     record = reply.record
     return Past(record, reply.column_digests,
-                lease_rows(record.update, record.version_in, record.group_ids, reply.heads, reply.anchors, bulk))
+                lease_rows(record.update, record.version_in, record.group_ids, reply.heads, reply.anchors, bulk,
+                           reply.baselines))
 
 
 def next_past(session: Session, version: int, after: int | None) -> Past | None:
@@ -73,6 +74,8 @@ def differences(past: Past, again: Again) -> list[str]:
     record, outcome, found = past.record, again.outcome, []
     if record.skipped != outcome.skipped:
         return [f"it was {'skipped' if record.skipped else 'stepped'} and is {'skipped' if outcome.skipped else 'stepped'} now"]
+    if record.greedy_rewards != past.lease.greedy_rewards:
+        found.append("the greedy rewards are not the recorded ones")
     for index, (then, now) in enumerate(zip(record.steps, outcome.steps, strict=True)):
         found += [f"step {index}: {name} was {_short(then.get(name))}, is {_short(now.get(name))}"
                   for name in sorted(then.keys() | now.keys()) if then.get(name) != now.get(name)]

@@ -30,16 +30,32 @@ def make_advantages(lease: LeaseRows, config: Config, table: Table, ref_RT: Tens
         return Advantages(zcpo_coefficients(rewards_R, table.group_R, response_mean(kl_RT, table.mask_RT), beta=recipe.zcpo_beta), moment)
     if recipe.estimator == "reinforce_pp_ema":
         return Advantages(*ema_scaled_advantages(rewards_R, table.group_R, moment, decay=recipe.ema_decay))
-    return Advantages(group_advantages(rewards_R, table.group_R, estimator=recipe.estimator), moment)
+    greedy_R = greedy_rewards(lease, config)[table.group_R] if recipe.estimator == "remax" else None
+    return Advantages(group_advantages(rewards_R, table.group_R, estimator=recipe.estimator, greedy_reward_R=greedy_R), moment)
+
+
+def greedy_rewards(lease: LeaseRows, config: Config) -> Tensor:
+    """Of each group's greedy response, [groups], with the overlong punishment of its own length. It has no KL: a baseline need not be the
+    value. ValueError when the lease has none."""
+    if not lease.baselines:
+        raise ValueError("needs a greedy response per group, which this run did not sample")
+    greedy_G = torch.tensor(lease.greedy_rewards)
+    return greedy_G + punishment(torch.tensor([float(head.response_len) for head in lease.baselines]), config)
+
+
+def punishment(length_R: Tensor, config: Config) -> Tensor:
+    recipe = config.recipe
+    if recipe.overlong is None:
+        return torch.zeros_like(length_R)
+    limit = recipe.overlong_limit or config.sampling.max_new_tokens
+    return overlong_penalty(length_R, limit=limit, cache=max(1, round(recipe.overlong * limit)))
 
 
 def shaped_rewards(lease: LeaseRows, config: Config, table: Table, ref_RT: Tensor | None, kl_RT: Tensor | None) -> Tensor:
     recipe, rewards_R = config.recipe, table.reward_R.float()
     if config.task.shuffle_rewards:
         rewards_R = rewards_R[torch.from_numpy(np.random.default_rng([config.run.seed, lease.update]).permutation(len(rewards_R)))]
-    if recipe.overlong is not None:
-        limit = recipe.overlong_limit or config.sampling.max_new_tokens
-        rewards_R = rewards_R + overlong_penalty(table.response_lens_R.float(), limit=limit, cache=max(1, round(recipe.overlong * limit)))
+    rewards_R = rewards_R + punishment(table.response_lens_R.float(), config)
     if recipe.kl > 0 and recipe.kl_in == "reward":
         if recipe.kl_estimator != "full":
             assert ref_RT is not None

@@ -51,7 +51,8 @@ def run_update(engine: TrainEngine, ranks: Ranks, config: Config, lease: LeaseRo
     """Train on the lease, or skip it when nothing in it teaches. Raises RunError on a loss or gradient that is not finite."""
     ready = prepare(lease, config, score_live, engine)
     if not bool(ready.signal_R.any()):
-        return Outcome(True, [], [], {"reward": float(ready.table.reward_R.mean()), "tokens": int(ready.table.mask_RT.sum())})
+        metrics = {"reward": float(ready.table.reward_R.mean()), "tokens": int(ready.table.mask_RT.sum())}
+        return Outcome(True, [], [], metrics | greedy(lease))
     plan = plan_steps(lease.lengths, lease.group_of, groups=len(lease.group_ids), steps=config.learner.steps_per_update, ranks=ranks.world,
                       micro_batch_rows=config.learner.micro_batch_rows, bucket=config.learner.length_bucket)
     empty_RT = torch.zeros_like(ready.table.mu_RT)
@@ -61,11 +62,16 @@ def run_update(engine: TrainEngine, ranks: Ranks, config: Config, lease: LeaseRo
     whole_CRT = None if seen.whole_CRT is None else ranks.sum(seen.whole_CRT)
     prox_RT = ready.prox_RT if ready.prox_RT is not None else prox_from(ready.table, cur_RT, lease.version_in)
     metrics = measure(ready.table, prox_RT, cur_RT, ready.advantage_R, ready.correction, config.recipe, lease.version_in)
-    metrics |= loss_measures(config, ready, cur_RT, whole_CRT)
+    metrics |= loss_measures(config, ready, cur_RT, whole_CRT) | greedy(lease)
     taken = [step for step in steps if step["stepped"]]
     metrics |= {key: float(np.mean([step[key] for step in taken])) for key in ("loss", "grad_norm", "lr")}
     remember(engine, config, ready, metrics)
     return Outcome(False, steps, make_columns(ready, prox_RT, cur_RT), metrics)
+
+
+def greedy(lease: LeaseRows) -> dict[str, float]:
+    """The mean reward of the groups' greedy responses, where there are some."""
+    return {"greedy_reward": float(np.mean(lease.greedy_rewards))} if lease.baselines else {}
 
 
 def remember(engine: TrainEngine, config: Config, ready: Prepared, metrics: dict[str, Any]) -> None:

@@ -12,8 +12,9 @@ NAME is the key of one more machine with actors. A later call adds NAMEs and lea
 
 def main(arguments: list[str]) -> int:
     parser = Parser("leeway keys", TEXT)
-    parser.add_argument("folder", metavar="FOLDER", type=Path)
-    parser.add_argument("names", metavar="NAME", nargs="*")
+    parser.usage = "leeway keys FOLDER [NAME...]"
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="where the keys are, or will be made")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="one more machine with actors, any number")
     options = parser.parse_args(arguments)
     return run_main(lambda: make(options.folder, options.names))
 

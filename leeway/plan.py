@@ -1,5 +1,6 @@
 """What `leeway run` starts: a pure function from the options to the programs, in the order in which they start."""
 
+import errno
 import socket
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from configs.arguments import Arguments
 from configs.schema import Config
 from leeway.programs import Spec
 from wire.errors import ConfigError
-from wire.sockets import check_endpoint
+from wire.sockets import check_endpoint, in_use
 
 
 class Plan(NamedTuple):
@@ -30,7 +31,8 @@ def make_plan(options: Arguments, files: list[Path], sets: list[str]) -> Plan:
     actor_environment = {**quiet, **(one_thread if config.actor.device == "cpu" else {})}
     learner_environment = {**quiet, **({**one_thread, "DS_ACCELERATOR": "cpu"} if config.learner.device == "cpu" else {})}
     return Plan(
-        Spec("replay", (*python, "replay", *same, *resume), logs / "replay.log", {**quiet, **one_thread}, again),
+        Spec("replay", (*python, "replay", *same, *resume), logs / "replay.log", {**quiet, **one_thread}, again,
+             options.run_dir / "config.json"),
         [Spec(f"actor-{name}", (*python, "actor", *same, "--set", f"actor.name={name}"), logs / f"actor-{name}.log", actor_environment)
          for name in (f"a{index}" for index in range(config.actor.count))],
         Spec("learner", (*python, *_learner(config), *same), logs / "learner.log", learner_environment))
@@ -49,8 +51,8 @@ def settle_endpoint(endpoint: str, *, keyed: bool = False) -> str:
     try:
         found = free_port(host.strip("[]"), int(port) if port.isdigit() else 0)
     except OSError as error:
-        raise ConfigError(f"replay.endpoint = {endpoint!r}: cannot listen there ({error.strerror}): stop what uses the port, or choose "
-                          f"another (--set replay.endpoint=tcp://{host}:0 picks a free one)") from None
+        raise ConfigError(in_use(endpoint) if error.errno == errno.EADDRINUSE else
+                          f"replay.endpoint = {endpoint!r}: cannot listen there ({error.strerror})") from None
     return f"tcp://{host}:{found}"
 
 

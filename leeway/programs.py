@@ -22,13 +22,15 @@ DONE, BAD_CONFIG, TRY_AGAIN = 0, 2, 75
 
 @dataclass(frozen=True)
 class Spec:
-    """What to run. `again` is appended to `argv` on a restart. The program asks the kernel to die with us (`die_with_parent`)."""
+    """What to run. `again` is appended to `argv` on a restart, once the file `made` is there (None: always).
+    The program asks the kernel to die with us (`die_with_parent`)."""
 
     name: str
     argv: tuple[str, ...]
     log: Path
     environment: dict[str, str] = field(default_factory=dict)
     again: tuple[str, ...] = ()
+    made: Path | None = None
 
 
 def restart_delay(code: int, crashes: int, final: bool = False) -> float | None:
@@ -62,7 +64,8 @@ class Program:
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        argv = self.spec.argv + (self.spec.again if self.restarts else ())
+        spec = self.spec
+        argv = spec.argv + (spec.again if self.restarts and (spec.made is None or spec.made.exists()) else ())
         self.spec.log.parent.mkdir(parents=True, exist_ok=True)
         with self.spec.log.open("ab") as log:
             self._note(log, f"started: {' '.join(argv)}")

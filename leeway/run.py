@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 
 from configs.arguments import parse, parser
+from leeway.dry_run import check
 from leeway.feed import Feed
 from leeway.plan import Plan, make_plan, settle_endpoint
 from leeway.programs import Program
 from leeway.screen import Screen, open_screen
 from leeway.supervisor import Supervisor
-from replay.reader import STORE
+from replay.reader import STORE, RunReader
 from replay.rundir import check_run
 from replay.summary import write_summary
 from wire.errors import ConfigError, RunError
@@ -25,7 +26,9 @@ TICK_S = 0.1
 ACTOR_GRACE_S, LEARNER_GRACE_S, REPLAY_GRACE_S = 20.0, 120.0, 20.0
 """How long each may take to stop. The learner writes a checkpoint."""
 LEAVE_S = 20.0
-"""How long actors and replay may take to end by themselves once the learner is done."""
+"""How long actors and replay may take to end by themselves once the learner is done and the last evaluation is stored."""
+EVAL_STALL_S = 300.0
+"""How long the last evaluation may go without a further answer: an actor may have to start its engine again."""
 
 
 def main(arguments: list[str]) -> int:
@@ -34,7 +37,7 @@ def main(arguments: list[str]) -> int:
 
 def run(arguments: list[str]) -> int:
     """Exit code of the whole run. Raises ConfigError for what is wrong before anything was started."""
-    options = parse(arguments, "leeway run")
+    options = parse(arguments, "leeway run", check)
     given = parser("leeway run").parse_args(arguments)
     check_run(options)
     keys = client_keys(options.config.security, LEARNER)
@@ -70,6 +73,7 @@ class Session:
         self._replay, self._learner = Program(plan.replay), Program(plan.learner)
         self._actors = [Program(spec) for spec in plan.actors]
         self._supervisor = Supervisor([self._replay, *self._actors, self._learner], screen.say)
+        self._open_evals: list[object] = []
         self._feed = Feed(endpoint, keys)
         self._interrupts = 0
 
@@ -94,6 +98,7 @@ class Session:
     def _tick(self) -> None:
         self._supervisor.poll()
         if (values := self._feed.poll()) is not None:
+            self._open_evals = values["evals"]
             self._screen.show(values)
         time.sleep(TICK_S)
 
@@ -106,18 +111,34 @@ class Session:
             self._screen.say("interrupted: everything stops in order, the learner writes a checkpoint; Ctrl-C again kills")
         self._supervisor.stop([(self._actors, ACTOR_GRACE_S), ([self._learner], LEARNER_GRACE_S), ([self._replay], REPLAY_GRACE_S)],
                               hurry=lambda: self._interrupts > 1)
-        status = "failed" if failed else "interrupted" if interrupted else "done"
+        unfinished = not failed and not interrupted and self._evaluation_pending()
+        status = "failed" if failed or unfinished else "interrupted" if interrupted else "done"
         self._screen.finish(self._summary(status))
         if failed:
             self._explain(failed)
             return 2 if failed.code == 2 else 1
+        if unfinished:
+            print(f"leeway: the last evaluation was not finished: no answer came for {EVAL_STALL_S:.0f} s; all updates are committed, "
+                  f"the model is exported; the actors' logs are in {self._run_dir / 'logs'}", file=sys.stderr)
+            return 1
         return INTERRUPTED if interrupted else 0
 
     def _let_them_leave(self) -> None:
-        """The learner is done: replay tells the actors so, and ends after them."""
-        deadline = time.monotonic() + LEAVE_S
+        """The learner is done: the last evaluation goes on as long as answers come; then replay tells the actors, and ends after them."""
+        seen, deadline = self._open_evals, time.monotonic() + self._patience_s()
         while time.monotonic() < deadline and not self._interrupts and any(p.code is None for p in self._supervisor.programs):
             self._tick()
+            if self._open_evals != seen:
+                seen, deadline = self._open_evals, time.monotonic() + self._patience_s()
+
+    def _patience_s(self) -> float:
+        return EVAL_STALL_S if self._open_evals else LEAVE_S
+
+    def _evaluation_pending(self) -> bool:
+        if not (self._run_dir / STORE).exists():
+            return False
+        with RunReader(self._run_dir) as run:
+            return bool(run.one("SELECT 1 FROM evals WHERE state = 'pending'"))
 
     def _summary(self, status: str) -> dict[str, object]:
         """What replay wrote at its exit; written by us when replay died, or could not know how the run ended. Empty without a store."""

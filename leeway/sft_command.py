@@ -5,6 +5,8 @@ and the version that sampled it. Held-out prompts are never in it. The same prom
 when FILE ends so.
 """
 
+import argparse
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,9 +66,19 @@ def make_tokeniser(run_dir: Path, model: str) -> Any:
     return Tokeniser(str(run_dir / "model") if (run_dir / "model" / "config.json").is_file() else model, None)
 
 
+def finite(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"must be a finite number, not {text!r}")
+    return value
+
+
 def main(arguments: list[str]) -> int:
     parser = tool_parser("leeway sft-export", __doc__)
-    parser.add_argument("--min-reward", type=float, required=True, metavar="R", help="least reward of a response that is taken")
+    parser.add_argument("--min-reward", type=finite, required=True, metavar="R", help="least reward of a response that is taken")
     parser.add_argument("--out", type=Path, metavar="FILE", help="a file that does not exist yet; default: standard output")
     options = parser.parse_args(arguments)
 

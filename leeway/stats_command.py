@@ -55,6 +55,7 @@ def stats(run_dir: Path) -> dict[str, Any]:
                 {**row._asdict(), "rollouts": run.one("SELECT count(*) FROM rollouts WHERE actor = ?", row.name)}
                 for row in run.read(ActorRow)
             ],
+            "newest_trained": run.one("SELECT rollout_id FROM rollouts WHERE state = 'trained' ORDER BY rowid DESC LIMIT 1"),
             "ledger": {"rows": run.one("SELECT count(*) FROM ledger"), "head": run.ledger_head()},
         }
 
@@ -77,7 +78,7 @@ def text(name: str, values: dict[str, Any]) -> str:
         ("groups", _pairs(values["groups"])),
         (
             "versions",
-            f"{versions['committed']} committed, newest v{versions['newest']}, "
+            f"{versions['committed']} committed, newest {_version(versions['newest'])}, "
             f"{versions['retained']} retained, {versions['orphaned']} orphaned",
         ),
         (
@@ -98,14 +99,20 @@ def text(name: str, values: dict[str, Any]) -> str:
         *(
             (
                 "actor",
-                f"{row['name']}: epoch {row['epoch']}, version {row['confirmed']}, {row['rollouts']} rollouts, "
+                f"{row['name']}: epoch {row['epoch']}, version {_version(row['confirmed'])}, {row['rollouts']} rollouts, "
                 f"probe mean {number(row['probe_mean'])} max {number(row['probe_max'])}",
             )
             for row in values["actors"]
         ),
+        *((("rollout", f"token by token, the newest trained one: leeway audit {name} --rollout {values['newest_trained']}"),)
+          if values["newest_trained"] else ()),
         ("ledger", f"{values['ledger']['rows']} rows, head {str(values['ledger']['head'])[:16]}"),
     ]
     return "\n".join(f"{label:10} {line}" for label, line in lines)
+
+
+def _version(number: int | None) -> str:
+    return "none" if number is None or number < 0 else f"v{number}"
 
 
 def _pairs(values: dict[str, float]) -> str:

@@ -11,6 +11,8 @@ from rich.text import Text
 
 Values = Mapping[str, Any]
 UNKNOWN = "-"
+UNCOMMITTED = "no version committed yet"
+GO_ON = "the same command with --resume goes on"
 WAITS = {"learner": "the learner waits for rollouts", "actors": "the actors wait for the learner"}
 
 
@@ -58,7 +60,7 @@ def waits(values: Values, metrics: Values, stalled: bool) -> str:
     if running:
         return f"evaluation of version {running[0]['version']}: {running[0]['answered']} of {running[0]['total']} answers"
     if not metrics or stalled:
-        return values.get("awaited") or UNKNOWN
+        return values.get("awaited") or (UNKNOWN if values else "for replay to start")
     return WAITS.get(metrics.get("waits", ""), "nobody waits")
 
 
@@ -114,10 +116,11 @@ def final(summary: Values, run_dir: str) -> RenderableType:
     first, last = summary["heldout"]["first"], summary["heldout"]["last"]
     during, generated = tokens["generated_during_updates"], tokens["generated"]
     table = two_columns(
-        ("updates", f"{summary['updates']} ({summary['updates_skipped']} skipped), version {summary['version_final']}"),
-        ("held-out sampled", f"{number(first['sampled'], 3)} -> {number(last['sampled'], 3)}"),
-        ("held-out greedy", f"{number(first['greedy'], 3)} -> {number(last['greedy'], 3)}"),
-        ("staleness", f"mean {number(summary['mean_staleness_trained'], 2)}, oldest {summary['max_staleness_trained']}, "
+        ("updates", f"{summary['updates']} ({summary['updates_skipped']} skipped), "
+                    + (UNCOMMITTED if summary["version_final"] is None else f"version {summary['version_final']}")),
+        *(("held-out " + which, f"{number(first[which], 3)} -> {number(last[which], 3)}")
+          for which in ("sampled", "greedy") if first[which] is not None or last[which] is not None),
+        ("staleness", f"mean {number(summary['mean_staleness_trained'], 2)}, oldest {number(summary['max_staleness_trained'], 0)}, "
                       f"budget {summary['max_staleness']}"),
         ("rollouts", f"{books['produced']} produced, {books['trained']} trained, {sum(books['dropped'].values())} dropped, "
                      f"{books['expired']} expired, {books['lost']} lost, {books['buffered'] + books['leased']} waiting"),
@@ -126,5 +129,5 @@ def final(summary: Values, run_dir: str) -> RenderableType:
         ("record", f"{run_dir}/summary.json, metrics.jsonl, replay.sqlite"),
         ("model", f"{run_dir}/model" if summary["status"] == "done" else "not exported: the run is not done"),
         ("logs", f"{run_dir}/logs"),
-        ("next", f"leeway audit {run_dir}; leeway report {run_dir}"))
+        ("next", GO_ON if summary["status"] == "interrupted" else f"leeway audit {run_dir}; leeway report {run_dir}"))
     return Panel(table, title=str(summary["status"]), title_align="left", expand=False)

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from leeway.tools import one_line, tool_parser
+from replay.baselines import baselines_of
 from replay.reader import RunReader
 from replay.rows import ColumnRow, RolloutRow, UpdateRow
 from wire.errors import ConfigError
@@ -73,7 +74,8 @@ def read_batch(run: RunReader, record: UpdateRecord) -> Any:
         heads.append(head)
         payloads.append(unpack_payload(head, data))
         at += head.response_len
-    lease = LeaseRows(record.update, record.version_in, record.group_ids, heads, payloads, anchors)
+    lease = LeaseRows(record.update, record.version_in, record.group_ids, heads, payloads, anchors,
+                      baselines_of(run.db, record.group_ids))
     lens_R = torch.tensor(record.response_lens)
     response_RT = torch.arange(int(lens_R.max())) < lens_R[:, None]
 

@@ -10,11 +10,10 @@ from configs.arguments import Arguments, parse
 from replay import rundir
 from replay.core import Core
 from replay.daemon import Daemon
-from replay.start import open_core, read_prompts
+from replay.start import check_start, open_core
 from replay.summary import write_summary
 from replay.verify import main as verify
 from wire.errors import LeewayError, StoreError
-from wire.keys import server_keys
 from wire.process import run_main, set_up_logging
 from wire.sockets import Router
 
@@ -22,13 +21,13 @@ log = logging.getLogger(__name__)
 
 
 def main() -> int | None:
-    if sys.argv[1:2] == ["--verify"]:
-        return verify(sys.argv[1:])
-    arguments = parse(sys.argv[1:], "replay")
+    words = sys.argv[1:]
+    if any(word.partition("=")[0] == "--verify" for word in words) and not {"-h", "--help"} & {*words}:
+        return verify(words)
+    arguments = parse(words, "leeway replay", check_start)
     set_up_logging("replay", arguments.config.logging.level)
-    changed = rundir.check_run(arguments)
-    prompts = read_prompts(arguments.config)
-    router = Router(arguments.config.replay.endpoint, server_keys(arguments.config.security))
+    changed, prompts, keys = check_start(arguments)
+    router = Router(arguments.config.replay.endpoint, keys)
     try:
         rundir.create(arguments.run_dir)
         with rundir.lock(arguments.run_dir):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from configs.schema import Config
+from replay.audit_baselines import check_baselines
 from replay.audit_ledger import Story, read_ledger
 from replay.audit_rollouts import Finding, check_rollout
 from replay.audit_tables import (
@@ -24,6 +25,7 @@ from replay.audit_tables import (
 )
 from replay.audit_updates import check_updates
 from replay.audit_versions import check_checkpoints, check_versions
+from replay.baselines import BASELINES
 from replay.reader import RunReader
 from replay.rows import RolloutRow, SpanRow, VersionRow
 from wire.digest import digest_json
@@ -59,6 +61,7 @@ def audit(run_dir: Path, *, files: bool = True) -> Audit:
             *_rollouts(run, story),
             *check_updates(run, config, story.budgets),
             *check_evals(run),
+            *check_baselines(run, config, story),
         ]
         tables = {
             "ledger rows": "ledger",
@@ -68,6 +71,7 @@ def audit(run_dir: Path, *, files: bool = True) -> Audit:
             "versions": "versions",
             "checkpoints": "checkpoints",
             "evaluations": "evals",
+            "greedy baselines": f"eval_rollouts WHERE eval_id = {BASELINES}",
         }
         checked = {name: run.one(f"SELECT count(*) FROM {table}") for name, table in tables.items()}
     return Audit(findings, notes, checked)

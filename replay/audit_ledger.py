@@ -28,14 +28,15 @@ BEFORE: dict[str, set[str | None]] = {
 @dataclass
 class Story:
     """`groups`: the state of each training group, with its reason. `payloads`, `heads`: digests by rollout. `produced`: rollouts stored, as
-    its last row says. `anchors`: digest of old (None: missing) by (rollout, span). `commits`: bodies by update. `notices`: by version.
-    `budgets`: (first update, max_staleness). `line`: the newest retention's (version, update). `config`: digest of the one last used.
-    `hashes`: of all rows; `head`: of the last."""
+    its last row says. `baselines`: digests of payload and head by greedy response. `anchors`: digest of old (None: missing) by (rollout,
+    span). `commits`: bodies by update. `notices`: by version. `budgets`: (first update, max_staleness). `line`: the newest retention's
+    (version, update). `config`: digest of the one last used. `hashes`: of all rows; `head`: of the last."""
 
     groups: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     payloads: dict[str, str] = field(default_factory=dict)
     produced: int = 0
     heads: dict[str, str] = field(default_factory=dict)
+    baselines: dict[str, tuple[str, str]] = field(default_factory=dict)
     anchors: dict[tuple[str, int], str | None] = field(default_factory=dict)
     commits: dict[int, dict[str, Any]] = field(default_factory=dict)
     notices: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -82,6 +83,8 @@ def _fold(story: Story, row: LedgerRow, body: dict[str, Any]) -> list[Finding]:
         case "put":
             story.payloads.update(body.get("rollouts", {}))
             story.heads.update(body.get("heads", {}))
+        case "baseline_put":
+            story.baselines.update({rollout: (payload, body["heads"][rollout]) for rollout, payload in body["rollouts"].items()})
         case "anchors":
             for name, old in body["spans"].items():
                 rollout, _, span = name.rpartition("/")

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from replay.baselines import baselines_of
 from replay.budget import too_old
 from replay.core import Core, encode
 from replay.handlers_learner import add_version
@@ -68,6 +69,8 @@ def _refuse_rows(core: Core, record: UpdateRecord) -> Refusal | None:
     if len(record.rollout_ids) != len(record.response_lens) or dict(zip(record.rollout_ids, record.response_lens)) != stored \
             or len(record.rollout_ids) != len(stored):
         return Refusal("protocol", f"update {record.update}: rollout_ids and response_lens are not the scored rollouts of the lease")
+    if record.greedy_rewards != [getattr(head.verdict, "reward", None) for head in baselines_of(core.store.db, record.group_ids)]:
+        return Refusal("protocol", f"update {record.update}: greedy_rewards are not those of the lease")
     if unknown := [dtype for _, dtype in record.columns if dtype not in ITEM_SIZES]:
         return Refusal("protocol", f"update {record.update}: unknown column type {unknown[0]!r}")
     return None

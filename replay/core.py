@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from configs.needs import greedy_baseline
 from configs.schema import Config
 from replay import retention
 from replay.busy import UpdateTimes
@@ -55,7 +56,8 @@ class Core:
         self.evaluated: list[int] = []
         self.next_eval = 1
         self.vocabularies: dict[str, int] = {}  # by engine fingerprint
-        self.verdicts: deque[bool] = deque(maxlen=VERDICTS_WATCHED)
+        self.verdicts: deque[str | None] = deque(maxlen=VERDICTS_WATCHED)
+        """Why each failed; None for a score."""
         self.verdicts_warned = False
         self.no_contrast_in_a_row = 0
         self.update_times = UpdateTimes()
@@ -66,6 +68,8 @@ class Core:
         self.sweep_due = False
         self._last_update: tuple[float, float] | None = None
         self.sampling = Sampling(config.sampling.temperature, config.sampling.max_new_tokens, top_logprobs=config.sampling.top_logprobs)
+        self.greedy = msgspec.structs.replace(self.sampling, temperature=0.0, top_logprobs=0)
+        self.baseline = self.greedy if greedy_baseline(config) else None
 
     # ------------------------------------------------------------ where the run is
     @property
@@ -106,19 +110,20 @@ class Core:
         if self.queue:
             return self.queue.popleft()
         row = self.train.rows[self.prompt_order.row_at(self.cursor)]
-        order = self._order(f"t{self.cursor:07d}", "train", row, self.config.sampling.n, self.sampling)
+        order = self._order(f"t{self.cursor:07d}", "train", row, self.config.sampling.n, self.sampling, baseline=self.baseline)
         self.cursor += 1
         return order
 
-    def _order(self, order_id: str, purpose: Any, row: PromptRow, n: int, sampling: Sampling, version: int | None = None) -> WorkOrder:
-        return WorkOrder(order_id, 1, purpose, row.prompt_id, row.prompt, row.columns, n, sampling, version)
+    def _order(self, order_id: str, purpose: Any, row: PromptRow, n: int, sampling: Sampling, version: int | None = None,
+               baseline: Sampling | None = None) -> WorkOrder:
+        return WorkOrder(order_id, 1, purpose, row.prompt_id, row.prompt, row.columns, n, sampling, version, baseline)
 
     def grant(self, count: int, actor: str) -> list[WorkOrder]:
         """Grant up to `count` training groups to an actor, and write it."""
         orders = [self.next_order() for _ in range(count)]
         rows = []
         for order in orders:
-            group = Group(group_id(order), order.order_id, order.attempt, order.n, excused=order.excused)
+            group = Group(group_id(order), order.order_id, order.attempt, order.n, excused=order.excused, baseline=order.baseline is not None)
             self.book.grant(group, actor, self.now)
             self.orders[group.group_id] = order
             rows.append((*self.group_row(order, "granted"), actor, group.seq, self.committed, None, encode(order)))
@@ -186,13 +191,12 @@ class Core:
         if not evaluation_due(stepped=self.stepped, total=self.config.learner.updates, every=settings.every, at=self.evaluated):
             return
         orders, number = [], self.next_eval
-        greedy = msgspec.structs.replace(self.sampling, temperature=0.0, top_logprobs=0)
         sampled = msgspec.structs.replace(self.sampling, top_logprobs=0)
         for index, row in enumerate(self.heldout.rows):
             if settings.samples:
                 orders.append(self._order(f"e{number}s{index:05d}", "eval", row, settings.samples, sampled, self.committed))
             if settings.greedy:
-                orders.append(self._order(f"e{number}g{index:05d}", "greedy_baseline", row, 1, greedy, self.committed))
+                orders.append(self._order(f"e{number}g{index:05d}", "greedy_baseline", row, 1, self.greedy, self.committed))
         orders.sort(key=lambda order: order.purpose)  # all of one sampling together: one engine request takes only those
         store = self.begin()
         store.db.execute("INSERT INTO evals VALUES (?, ?, ?, 'pending', NULL, NULL, NULL, NULL)", (number, self.committed, self.stepped))

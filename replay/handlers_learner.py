@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from replay.baselines import baselines_of
 from replay.core import Core
 from replay.recall import recall, updates_since
 from replay.sampler import Group, Transition
@@ -42,6 +43,12 @@ SELECT_ANCHORS = ("SELECT s.rollout_id, s.span, s.version, s.source, s.weights_d
 SELECT_LEASED = ("SELECT r.rollout_id, r.head, r.payload, r.payload_digest FROM rollouts r JOIN groups g USING (group_id) "
                  "WHERE g.state = 'leased' AND g.purpose = 'train' AND r.state = 'leased' AND r.reward IS NOT NULL "
                  "ORDER BY g.grant_seq, r.sample")
+NEWEST = ("SELECT group_id, max(newest) FROM ("
+          "SELECT group_id, newest_version AS newest FROM rollouts WHERE state IN ('buffered', 'leased') "
+          "UNION ALL SELECT g.group_id, json_extract(e.head, '$.spans[#-1][0]') FROM groups g JOIN eval_rollouts e "
+          "ON e.rollout_id = g.group_id || '.' || g.n WHERE g.state IN ('granted', 'complete', 'leased') AND g.purpose = 'train') "
+          "GROUP BY group_id")
+"""The newest version of any token of a live group, its greedy baseline's included."""
 SET_ANCHOR = ('UPDATE spans SET source = ?, weights_digest = ?, trainer = ?, rows = ?, width = ?, row = ?, old = ?, old_digest = ? '
               'WHERE rollout_id = ? AND span = ? AND version = ? AND source IS NULL AND (? = 0 OR "end" - start = ?)')
 _head = msgspec.json.Decoder(RolloutHead)
@@ -105,7 +112,7 @@ def fork(core: Core, session: Session, request: Fork) -> Reply:
                                 f"checkpoint of it, and the new version is number {core.next_version}")
     store = core.begin()
     after = store.one("SELECT update_id FROM checkpoints WHERE version = ? AND state = 'complete'", request.checkpoint) or 0
-    newest = dict(store.rows("SELECT group_id, max(newest_version) FROM rollouts WHERE state IN ('buffered', 'leased') GROUP BY group_id"))
+    newest = dict(store.rows(NEWEST))
     transitions = _lost(core, after) + core.book.fork(request.checkpoint, newest)
     lost = [update for update, in store.rows("SELECT update_id FROM updates WHERE update_id > ? AND state = 'committed'", after)]
     orphaned = [version for version in core.versions if version > request.checkpoint]
@@ -211,7 +218,8 @@ def leased(core: Core, groups: Iterable[Group]) -> tuple[Reply, bytes]:
     for rollout, span, version, source, weights, trainer, count, width, row, old in core.store.rows(SELECT_ANCHORS):
         anchors.append(AnchorHead(rollout, span, version, source, weights, trainer, ScoringPlan(count, width, row), len(old or b"") // 4))
         olds.append(old or b"")
-    reply = Leased(core.next_update, [group.group_id for group in groups], [_head.decode(head) for head, _ in rows], anchors)
+    ids = [group.group_id for group in groups]
+    reply = Leased(core.next_update, ids, [_head.decode(head) for head, _ in rows], anchors, baselines_of(core.store.db, ids))
     return reply, b"".join([*(payload for _, payload in rows), *olds])
 
 

@@ -6,6 +6,7 @@ Kinds, and what their bodies name:
   version               a version's notice (the initial weights)
   grant, give_back      orders to an actor (groups), and back
   put                   rollouts with their payload digests, failures, quarantined
+  baseline_put          greedy baselines of training groups with their payload digests
   groups                settled, expired and requeued groups
   anchors               spans with the digests of their old log-probs
   lease, commit         groups of an update; its record, columns, version

@@ -29,7 +29,10 @@ class PromptFile:
         """Raises ConfigError with one line that names the file and the row."""
         if not path.is_file():
             raise ConfigError(f"{path}: no such file (task.train and task.heldout name JSONL or parquet files)")
-        self.digest = digest_file(path)
+        try:
+            self.digest = digest_file(path)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
         rows = _parquet(path) if path.suffix == ".parquet" else _jsonl(path)
         self.rows = [_row(path, number, row, prompt_column) for number, row in zip(range(limit or 1 << 62), rows)]
         if not self.rows:
@@ -66,13 +69,17 @@ def _row(path: Path, number: int, row: Any, prompt_column: str) -> PromptRow:
 
 
 def _jsonl(path: Path) -> Iterator[Any]:
-    with path.open() as file:
-        for number, line in enumerate(file):
-            if line.strip():
-                try:
-                    yield json.loads(line)
-                except ValueError as error:
-                    raise ConfigError(f"{path}: line {number + 1} is not JSON: {error}") from None
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                if text := line.decode().strip():
+                    yield json.loads(text)
+            except UnicodeDecodeError:
+                raise ConfigError(f"{path}: line {number} is not UTF-8 text: save the file as UTF-8") from None
+            except json.JSONDecodeError as error:
+                raise ConfigError(f"{path}: line {number} is not JSON: {error.msg} (character {error.pos + 1})") from None
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(f"{path}: line {number} cannot be read: {error}") from None
 
 
 def _parquet(path: Path) -> Iterator[Any]:

@@ -1,10 +1,12 @@
 """Put: rollouts in, each of them judged before anything is written. What is acknowledged is on disk, once."""
 
 import logging
-from typing import Literal, NamedTuple
+from collections import Counter
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from replay.baselines import BASELINES, baseline_order
 from replay.books import PRODUCED
 from replay.core import Core, encode
 from replay.sampler import QUARANTINED, Outcome, Transition
@@ -13,7 +15,7 @@ from replay.validate import Item, cut, faults
 from wire.digest import digest as digest_of
 from wire.errors import RunError
 from wire.messages import Put, Refusal, Reply, SampleFailure, Stored
-from wire.record import ABORTED, ABORTED_WITHOUT_TOKEN, RolloutHead, Scored, group_id
+from wire.record import ABORTED, ABORTED_WITHOUT_TOKEN, Failed, RolloutHead, Scored, group_id
 
 log = logging.getLogger(__name__)
 INSERT_ROLLOUT = "INSERT INTO rollouts VALUES (?, ?, ?, ?, ?, NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -21,8 +23,11 @@ INSERT_SPAN = 'INSERT INTO spans (rollout_id, span, version, start, "end", kv_cl
 WATCH_FROM = 100
 """Verdicts before their failures are judged."""
 WARN_RATE = 0.05
+REASON_KEPT = 300
+"""Characters of a failure's reason that are shown."""
 
-Standing = Literal["open", "eval", "duplicate"]
+Standing = Literal["open", "baseline", "eval", "duplicate"]
+ACCEPTED = ("open", "baseline", "eval")
 
 
 class Tally(NamedTuple):
@@ -38,17 +43,18 @@ def put(core: Core, session: Session, request: Put, bulk: bytes) -> Reply:
     tally = Tally([], [], [])
     payloads = cut(request.heads, bulk)
     train: list[Item] = []
+    baselines: list[Item] = []
     evals: list[Item] = []
     duplicates = 0
     seen: set[tuple[str, int]] = set()
     for index, head in enumerate(request.heads):
         of = group_id(head)
         standing = _standing(core, session, of, head.sample, head.rollout_id)
-        if (of, head.sample) in seen and standing in ("open", "eval"):
+        if (of, head.sample) in seen and standing in ACCEPTED:
             standing = "duplicate"
         if standing == "duplicate":
             duplicates += 1
-        elif standing not in ("open", "eval"):
+        elif standing not in ACCEPTED:
             tally.refused.append((head.rollout_id, standing))
         elif payloads is None:
             misfit = f"wrong lengths: {len(bulk)} payload bytes do not fit the heads"
@@ -56,9 +62,13 @@ def put(core: Core, session: Session, request: Put, bulk: bytes) -> Reply:
             seen.add((of, head.sample))
         else:
             seen.add((of, head.sample))
-            order = core.orders[of] if standing == "open" else core.eval_group(of)[1].order  # type: ignore[index]
-            (train if standing == "open" else evals).append(Item(head, payloads[index], request.digests[index], order))
-    stored = _store_train(core, session, train, tally) + _store_evals(core, session, evals, tally)
+            order = core.eval_group(of)[1].order if standing == "eval" else core.orders[of]  # type: ignore[index]
+            if standing == "baseline":
+                order = baseline_order(order)
+            kind = {"open": train, "baseline": baselines, "eval": evals}[standing]
+            kind.append(Item(head, payloads[index], request.digests[index], order))
+    stored = (_store_train(core, session, train, tally) + _store_baselines(core, session, baselines, tally)
+              + _store_evals(core, session, evals, tally))
     duplicates += sum(_fail(core, session, failure, tally) for failure in request.failures)
     store.count("duplicates_refused", duplicates)
     store.count("refused_closed", len(tally.refused))
@@ -70,7 +80,7 @@ def put(core: Core, session: Session, request: Put, bulk: bytes) -> Reply:
 
 
 def _standing(core: Core, session: Session, of: str, sample: int, rollout: str) -> str:
-    """open | eval | duplicate, else why the rollout is refused."""
+    """open | baseline | eval | duplicate, else why the rollout is refused."""
     group = core.book.groups.get(of)
     if group is not None:
         if sample in group.outcomes:
@@ -79,6 +89,8 @@ def _standing(core: Core, session: Session, of: str, sample: int, rollout: str) 
             return "this attempt is closed"
         if group.actor != session.name:
             return f"its order is held by {group.actor}"
+        if group.baseline and sample == group.n:
+            return "baseline"
         return "open" if 0 <= sample < group.n else f"sample {sample} of {group.n}"
     if found := core.eval_group(of):
         current, eval_group = found
@@ -93,10 +105,7 @@ def _standing(core: Core, session: Session, of: str, sample: int, rollout: str) 
 
 
 def _store_train(core: Core, session: Session, items: list[Item], tally: Tally) -> int:
-    bad = faults(items, core.versions, core.vocabularies)
-    for index, fault in bad.items():
-        _quarantine(core, session, items[index].head, bytes(items[index].payload), fault, tally)
-    sound = [item for index, item in enumerate(items) if index not in bad]
+    sound = _sound(core, session, items, tally)
     if not sound:
         return 0
     store, wall = core.store, core.clock.wall()
@@ -112,7 +121,7 @@ def _store_train(core: Core, session: Session, items: list[Item], tally: Tally) 
         aborted += outcome == "aborted"
         _settle(core, tally, group_id(order), head.sample, outcome, oldest, reward)
         if outcome != "aborted":
-            core.verdicts.append(outcome == "failed")
+            core.verdicts.append(_why(head) if outcome == "failed" else None)
     store.db.executemany(INSERT_ROLLOUT, rollouts)
     store.db.executemany(INSERT_SPAN, spans)
     store.wrote(sum(len(item.payload) for item in sound))
@@ -124,32 +133,65 @@ def _store_train(core: Core, session: Session, items: list[Item], tally: Tally) 
     return len(sound)
 
 
-def _store_evals(core: Core, session: Session, items: list[Item], tally: Tally) -> int:
-    bad = faults(items, core.versions, core.vocabularies)
-    for index, fault in bad.items():
-        _quarantine(core, session, items[index].head, bytes(items[index].payload), fault, tally)
+def _store_baselines(core: Core, session: Session, items: list[Item], tally: Tally) -> int:
+    """Greedy responses of training groups: beside the books, without span rows, so that nothing ever anchors or trains them."""
+    sound = _sound(core, session, items, tally)
+    if not sound:
+        return 0
     rows = []
-    for head, payload, _, order in (item for index, item in enumerate(items) if index not in bad):
-        of = group_id(order)
-        reward, failure = (head.verdict.reward, None) if isinstance(head.verdict, Scored) else (None, head.verdict.reason)
+    for item in sound:
+        head, oldest = item.head, item.head.spans[0].version
+        rows.append(_outside_the_books(item, BASELINES, oldest))
+        _settle(core, tally, group_id(item.order), head.sample, _outcome(head), oldest, rows[-1][6])
+        if _outcome(head) != "aborted":
+            core.verdicts.append(_why(head) if _outcome(head) == "failed" else None)
+    _insert_outside(core, rows)
+    core.store.record("baseline_put", {"actor": session.name, "rollouts": {item.head.rollout_id: item.digest for item in sound},
+                                       "heads": {row[0]: digest_of(row[8].encode()) for row in rows}})
+    core.store.count("greedy_rollouts", len(rows))
+    return len(rows)
+
+
+def _store_evals(core: Core, session: Session, items: list[Item], tally: Tally) -> int:
+    rows = []
+    for item in _sound(core, session, items, tally):
+        of = group_id(item.order)
         found = core.eval_group(of)
         assert found is not None
-        rows.append((head.rollout_id, found[0].eval_id, of, order.purpose, order.version, head.response_len,
-                     reward, failure, encode(head), bytes(payload)))
-        _eval_outcome(core, of, head.sample, reward)
+        rows.append(_outside_the_books(item, found[0].eval_id, item.order.version))
+        _eval_outcome(core, of, item.head.sample, rows[-1][6])
     if rows:
-        core.store.db.executemany("INSERT INTO eval_rollouts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
-        core.store.wrote(sum(len(row[-1]) for row in rows))
+        _insert_outside(core, rows)
         core.store.record("eval_put", {"actor": session.name, "eval": rows[0][1], "rollouts": [row[0] for row in rows]})
         core.store.count("eval_rollouts", len(rows))
     return len(rows)
+
+
+def _sound(core: Core, session: Session, items: list[Item], tally: Tally) -> list[Item]:
+    """What is left when the poison is in quarantine."""
+    bad = faults(items, core.versions, core.vocabularies)
+    for index, fault in bad.items():
+        _quarantine(core, session, items[index].head, bytes(items[index].payload), fault, tally)
+    return [item for index, item in enumerate(items) if index not in bad]
+
+
+def _outside_the_books(item: Item, eval_id: int, version: int | None) -> tuple[Any, ...]:
+    head, order = item.head, item.order
+    reward, failure = (head.verdict.reward, None) if isinstance(head.verdict, Scored) else (None, head.verdict.reason)
+    return (head.rollout_id, eval_id, group_id(order), order.purpose, version, head.response_len, reward, failure, encode(head),
+            bytes(item.payload))
+
+
+def _insert_outside(core: Core, rows: list[tuple[Any, ...]]) -> None:
+    core.store.db.executemany("INSERT INTO eval_rollouts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    core.store.wrote(sum(len(row[-1]) for row in rows))
 
 
 def _fail(core: Core, session: Session, failure: SampleFailure, tally: Tally) -> bool:
     """A sample without a token. True when it already had an outcome."""
     of = group_id(failure)
     standing = _standing(core, session, of, failure.sample, f"{of}.{failure.sample}")
-    if standing not in ("open", "eval"):
+    if standing not in ACCEPTED:
         if standing != "duplicate":
             tally.refused.append((f"{of}.{failure.sample}", standing))
         return standing == "duplicate"
@@ -195,6 +237,18 @@ def _outcome(head: RolloutHead) -> Outcome:
     return "aborted" if head.verdict.reason == ABORTED else "failed"
 
 
+def _why(head: RolloutHead) -> str:
+    """Reason and detail as one short line that a terminal can show."""
+    assert isinstance(head.verdict, Failed)
+    text = " ".join(f"{head.verdict.reason}; {head.verdict.detail}".strip("; ").split())
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:REASON_KEPT])
+
+
+def _commonest(reasons: Counter[str]) -> str:
+    ((reason, count),) = reasons.most_common(1)
+    return f"the commonest reason ({count}): {reason}"
+
+
 def _count_tokens(core: Core, heads: list[RolloutHead]) -> None:
     tokens = np.array([head.response_len for head in heads])
     started, finished = (np.array([getattr(head, end) for head in heads]) for end in ("started", "finished"))
@@ -216,14 +270,15 @@ def _watch(core: Core, session: Session, heads: list[RolloutHead], quarantined: 
         log.warning("actor %s: %d rollouts quarantined, the last because %s", session.name, len(quarantined), last)
         if session.poisoned_in_a_row >= core.config.actor.max_quarantined:
             session.stopped = f"{session.poisoned_in_a_row} rollouts in a row were quarantined, the last because {last}"
-    failed = sum(core.verdicts)
+    reasons = Counter(reason for reason in core.verdicts if reason is not None)
+    failed = reasons.total()
     if len(core.verdicts) < WATCH_FROM or failed <= WARN_RATE * len(core.verdicts):
         core.verdicts_warned = False
         return
     limit = core.config.replay.max_failure_rate
     if failed > limit * len(core.verdicts):
         raise RunError(f"{failed} of the last {len(core.verdicts)} verdicts failed, more than replay.max_failure_rate = {limit}: "
-                       "look at the verifier")
+                       f"look at task.verifier and its data; {_commonest(reasons)}")
     if not core.verdicts_warned:
-        log.warning("%d of the last %d verdicts failed", failed, len(core.verdicts))
+        log.warning("%d of the last %d verdicts failed; %s", failed, len(core.verdicts), _commonest(reasons))
         core.verdicts_warned = True

@@ -11,7 +11,7 @@ from configs.schema import Config
 from replay.rows import COMPUTED, TABLES, UpdateRow, key_of
 from wire.errors import ConfigError
 
-STORE = "replay.sqlite"
+STORE, RUNS = "replay.sqlite", "runs"
 Row = TypeVar("Row", bound=NamedTuple)
 
 
@@ -74,14 +74,18 @@ class RunReader:
 
 def find_run(text: str) -> Path:
     """The folder `text`, or `runs/<text>` when only that exists."""
-    named = Path("runs") / text
+    named = Path(RUNS) / text
     return named if named.is_dir() and not Path(text).exists() else Path(text)
 
 
 def _missing(run_dir: Path) -> str:
-    parent = run_dir.parent
-    known = sorted(path.parent.name for path in parent.glob(f"*/{STORE}")) if parent.is_dir() else []
-    return f"no run at {run_dir}: " + (f"{parent} holds {', '.join(known)}" if known else f"there are no runs in {parent}")
+    """A bare name may have meant a folder here or one in runs/, as `find_run` reads it."""
+    bare = run_dir.parent == Path()
+    parents = [run_dir.parent] + ([Path(RUNS)] if bare else [])
+    for parent in parents:
+        if known := sorted(path.parent.name for path in parent.glob(f"*/{STORE}")):
+            return f"no run at {run_dir}: {parent} holds {', '.join(known)}"
+    return f"no run at {run_dir}: there are no runs in {' or '.join(map(str, parents))}"
 
 
 def _snapshot(store: Path) -> sqlite3.Connection:

@@ -13,6 +13,9 @@ from replay.sampler import QUARANTINED, Group, Outcome
 from replay.sessions import Sessions
 from wire.record import ABORTED, ABORTED_WITHOUT_TOKEN, VersionNotice, WorkOrder
 
+REWARDS = ("SELECT reward FROM rollouts WHERE group_id = ? AND reward IS NOT NULL "
+           "UNION SELECT reward FROM eval_rollouts WHERE rollout_id = ? AND reward IS NOT NULL")
+
 
 def rebuild(core: Core) -> None:
     """Fill a fresh Core from its store. Granted orders stay with their actors; their leases begin anew."""
@@ -70,9 +73,10 @@ def _groups(core: Core) -> None:
         found = outcomes.get(group_id, [])
         oldest = min((version for _, outcome, version in found if outcome == "scored"), default=None)
         by_sample = {sample: outcome for sample, outcome, _ in found}
-        rewards = {reward for reward, in core.store.rows("SELECT reward FROM rollouts WHERE group_id = ? AND reward IS NOT NULL", group_id)}
+        rewards = {reward for reward, in core.store.rows(REWARDS, group_id, f"{group_id}.{n}")}
         order = core.orders[group_id] = msgspec.json.decode(text, type=WorkOrder)
-        core.book.restore(Group(group_id, order_id, attempt, n, actor, seq, core.now, state, by_sample, oldest, rewards, order.excused))
+        core.book.restore(Group(group_id, order_id, attempt, n, actor, seq, core.now, state, by_sample, oldest, rewards, order.excused,
+                                order.baseline is not None))
     core.book.next_seq = core.store.one("SELECT coalesce(max(grant_seq), -1) FROM groups") + 1
 
 
@@ -81,7 +85,9 @@ def _outcomes(core: Core) -> dict[str, list[tuple[int, Outcome, int]]]:
     live = "SELECT group_id FROM groups WHERE state IN ('granted', 'complete', 'leased') AND purpose = 'train'"
     found: dict[str, list[tuple[int, Outcome, int]]] = {}
     for group_id, sample, state, reason, reward, oldest in core.store.rows(
-            f"SELECT group_id, sample, state, reason, reward, oldest_version FROM rollouts WHERE group_id IN ({live})"):
+            f"SELECT group_id, sample, state, reason, reward, oldest_version FROM rollouts WHERE group_id IN ({live}) UNION ALL "
+            "SELECT g.group_id, g.n, 'dropped', e.failure, e.reward, e.version FROM groups g JOIN eval_rollouts e "
+            f"ON e.rollout_id = g.group_id || '.' || g.n WHERE g.group_id IN ({live})"):
         outcome: Outcome = "aborted" if (state, reason) == ("dropped", ABORTED) else "failed" if reward is None else "scored"
         found.setdefault(group_id, []).append((sample, outcome, oldest))
     for group_id, sample, reason in core.store.rows(f"SELECT group_id, sample, reason FROM failures WHERE group_id IN ({live})"):

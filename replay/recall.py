@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from replay.baselines import baselines_of
 from replay.books import Readable
 from wire.errors import RunError
 from wire.messages import AnchorHead, Recalled, UpdateRecord
@@ -34,7 +35,7 @@ def recall(db: Readable, update: int) -> tuple[Recalled, bytes]:
         raise RunError(f"not retained: what update {update} was trained on")
     digests = dict(db.execute("SELECT name, digest FROM update_columns WHERE update_id = ?", (update,)).fetchall())
     reply = Recalled(record, [digests[name] for name, _ in record.columns], [_head.decode(head) for head, _ in rows],
-                     [_anchor(*span) for span in spans])
+                     [_anchor(*span) for span in spans], baselines_of(db, record.group_ids))
     return reply, b"".join([*(payload for _, payload in rows), *(span[-1] or b"" for span in spans)])
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.schema import Config
+from replay.baselines import DROP_PAYLOADS
 from replay.books import Readable
 from replay.store import Storage
 from wire.manifest import version_path
@@ -123,6 +124,8 @@ def mark(db: Storage, config: Config, append: Callable[[str, dict[str, Any]], ob
         return None
     _each(db, "UPDATE rollouts SET payload = NULL WHERE rollout_id = ?", going.rollouts)
     _each(db, "UPDATE spans SET old = NULL WHERE rollout_id = ?", going.rollouts)
+    if not config.replay.retain_payloads:
+        db.execute(DROP_PAYLOADS)
     _each(db, "UPDATE update_columns SET data = NULL WHERE update_id = ?", going.columns)
     _each(db, "UPDATE eval_rollouts SET payload = NULL WHERE eval_id = ?", going.evals)
     _each(db, "UPDATE versions SET retained = 0 WHERE version = ?", going.versions)

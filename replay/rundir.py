@@ -35,7 +35,8 @@ def check_run(arguments: Arguments) -> Changed:
     for key, (was, now) in changed.items():
         if not any(key == known or key.startswith(f"{known}.") for known in RESUMABLE):
             raise ConfigError(f"{key} was {was!r} when {run_dir} was started and is {now!r} now: "
-                              f"a resumed run may change only {', '.join(RESUMABLE)}")
+                              f"a resumed run may change only {', '.join(RESUMABLE)}; to start anew, choose another --name, or "
+                              f"remove this run with `rm -r {run_dir}`")
     return changed
 
 

@@ -19,7 +19,10 @@ NO_CONTRAST, QUARANTINED = "no_contrast", "quarantined"
 @dataclass
 class Group:
     """`oldest_version` is that of the oldest token of a scored sample, `rewards` what the scored samples got; `touched` is monotonic.
-    `excused`: attempts of its order that came to nothing through no fault of the prompt, this one included once it has."""
+    `excused`: attempts of its order that came to nothing through no fault of the prompt, this one included once it has.
+    `baseline`: sample number n is the greedy baseline (ReMax). The group is complete only with its reward; it counts for `oldest_version`
+    and `rewards`, and not as a scored sample.
+    """
 
     group_id: str
     order_id: str
@@ -33,14 +36,29 @@ class Group:
     oldest_version: int | None = None
     rewards: set[float] = field(default_factory=set)
     excused: int = 0
+    baseline: bool = False
+
+    @property
+    def rows(self) -> int:
+        return self.n + self.baseline
 
     @property
     def scored(self) -> int:
-        return sum(outcome == "scored" for outcome in self.outcomes.values())
+        return sum(outcome == "scored" for sample, outcome in self.outcomes.items() if sample < self.n)
+
+    @property
+    def has_baseline(self) -> bool:
+        """True also where none is wanted."""
+        return not self.baseline or self.outcomes.get(self.n) == "scored"
 
     @property
     def aborted(self) -> int:
-        return sum(outcome == "aborted" for outcome in self.outcomes.values())
+        return sum(outcome == "aborted" for sample, outcome in self.outcomes.items() if sample < self.n)
+
+    @property
+    def baseline_failed(self) -> bool:
+        """It has no reward, and not because a weight swap aborted it."""
+        return self.baseline and self.outcomes.get(self.n) not in ("scored", "aborted")
 
 
 class Transition(NamedTuple):
@@ -104,7 +122,7 @@ class GroupBook:
             group.oldest_version = oldest_version if group.oldest_version is None else min(group.oldest_version, oldest_version)
         if reward is not None:
             group.rewards.add(reward)
-        return self._settle(group) if len(group.outcomes) == group.n else None
+        return self._settle(group) if len(group.outcomes) == group.rows else None
 
     def give_back(self, group_ids: Iterable[str], actor: str) -> list[Transition]:
         """The actor will not finish these. Not the prompt's fault, so it is always asked again."""
@@ -118,14 +136,14 @@ class GroupBook:
 
     def _settle(self, group: Group, reason: str = "incomplete_group", *, excuse: bool = False) -> Transition:
         """A group that weight swaps alone kept from being complete is excused."""
-        if group.scored >= self.min_scored:
+        if group.scored >= self.min_scored and group.has_baseline:
             if self.dynamic_sampling and len(group.rewards) < 2:
                 del self.groups[group.group_id]
                 return Transition(group, "dropped", NO_CONTRAST)
             group.state = "complete"
             return Transition(group, "complete")
         del self.groups[group.group_id]
-        excuse = excuse or group.scored + group.aborted >= self.min_scored
+        excuse = excuse or group.scored + group.aborted >= self.min_scored and not group.baseline_failed
         group.excused += excuse
         return Transition(group, "dropped", reason, requeue=excuse or self._may_try_again(group))
 

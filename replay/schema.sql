@@ -109,6 +109,8 @@ CREATE TABLE evals (
     sampled REAL, greedy REAL, failed INTEGER, committed_at REAL
 );
 
+-- What is outside the books: answers of evaluations, and the greedy baselines of training groups (ReMax): eval_id 0, version that of the
+-- oldest token, rollout_id ends with the group's n
 CREATE TABLE eval_rollouts (
     rollout_id TEXT PRIMARY KEY, eval_id INTEGER NOT NULL, group_id TEXT NOT NULL, purpose TEXT NOT NULL, version INTEGER NOT NULL,
     response_len INTEGER NOT NULL, reward REAL, failure TEXT, head TEXT NOT NULL, payload BLOB

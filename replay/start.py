@@ -3,19 +3,37 @@
 import secrets
 import sqlite3
 from pathlib import Path
+from typing import NamedTuple
 
+from configs.arguments import Arguments
 from configs.schema import Config
 from replay.core import Core
 from replay.prompts import PromptFile
 from replay.rebuild import rebuild
-from replay.rundir import Changed, shared_changed
+from replay.rundir import Changed, check_run, shared_changed
 from replay.store import Storage, Store
 from wire.digest import digest_json
 from wire.errors import ConfigError, StoreError
+from wire.keys import ServerKeys, server_keys
 from wire.process import Clock
+from wire.sockets import check_endpoint
 
 DAMAGED = (sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, OverflowError)
 """What reading a damaged store may raise."""
+
+
+class Found(NamedTuple):
+    changed: Changed
+    prompts: tuple[PromptFile, PromptFile | None]
+    keys: ServerKeys | None
+
+
+def check_start(arguments: Arguments) -> Found:
+    """All that replay reads before it listens; makes nothing. Raises ConfigError."""
+    config = arguments.config
+    changed, prompts, keys = check_run(arguments), read_prompts(config), server_keys(config.security)
+    check_endpoint(config.replay.endpoint, keyed=keys is not None)
+    return Found(changed, prompts, keys)
 
 
 def read_prompts(config: Config) -> tuple[PromptFile, PromptFile | None]:

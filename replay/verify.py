@@ -4,13 +4,13 @@ No daemon is needed. Exit 0 sound, 3 findings, each with the ids concerned. It i
 SQLite's integrity check, and it names what cannot be read instead of failing on it.
 """
 
-import argparse
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from configs.arguments import Parser
 from replay.audit import Audit, audit
 from replay.audit_rollouts import Finding
 from replay.reader import STORE, RunReader, find_run
@@ -71,9 +71,12 @@ def lines(run_dir: Path, found: Audit) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    build = argparse.ArgumentParser("leeway replay", allow_abbrev=False, usage="leeway replay --verify RUN")
+    build = Parser("leeway replay", allow_abbrev=False, usage="leeway replay --verify RUN")
     build.add_argument("--verify", required=True, type=find_run, metavar="RUN")
-    run_dir = build.parse_args(argv).verify
+    options, others = build.parse_known_args(argv)
+    if others:
+        raise ConfigError(f"`leeway replay --verify RUN` takes nothing else: leave out {' '.join(others)}")
+    run_dir = options.verify
     found = verify(run_dir)
     print("\n".join(lines(run_dir, found)))
     return FINDINGS if found.findings else 0

@@ -35,7 +35,7 @@ class Watchdog:
 def awaited(core: Core) -> str:
     """What has to happen next, and from whom."""
     if core.committed < 0:
-        return f"the learner's initial weights; {_learner(core)}"
+        return f"the learner's initial weights (it starts, and loads the model and DeepSpeed); {_learner(core)}"
     if core.over:
         return "the actors to leave" if core.finished else f"the learner to finish, all updates are committed; {_learner(core)}"
     if core.evals and (core.training_done or not core.may_train or core.evals[0].actor is not None):
@@ -73,7 +73,7 @@ def _actors(core: Core) -> str:
     behind = [session for session in there if session.confirmed != core.committed]
     if len(behind) == len(there):
         return f"an actor to load version {core.committed}: " + ", ".join(
-            f"{s.name} holds {'none' if s.confirmed < 0 else s.confirmed} ({_seen(core, s)})" for s in there)
+            f"{s.name} holds {'none yet, its engine starts' if s.confirmed < 0 else s.confirmed} ({_seen(core, s)})" for s in there)
     return "an actor to ask for orders: " + ", ".join(f"{s.name} ({_seen(core, s)})" for s in there)
 
 

@@ -27,7 +27,7 @@ already. A name that is not below only labels settings of your own.
 |---|---|---|---|
 | groups | `dynamic_sampling` | rewards | drop groups with equal rewards as they settle (`dropped(no_contrast)`), ask other prompts |
 | rewards | `overlong`, `mask_truncated`, `kl_in = "reward"` | lengths; old and ref | |
-| advantages | `estimator` | rewards of a group | grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_ema, zcpo |
+| advantages | `estimator` | rewards of a group | grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_ema, zcpo, remax |
 | engine mismatch | `engine` | old/mu | none, tis, icepop, kpop |
 | whole responses | `filter` | old/mu | none, sequence, geometric, k3, carm, veto |
 | staleness | `staleness` | prox/old, prox/mu | none, decoupled, m2_mask, m2_range, opsm, sis |
@@ -53,8 +53,8 @@ A lease in which no kept token has an advantage makes no step, whatever the KL o
 The reference KL has its own mask (`kl_mask`) and no correction weight unless `kl_weight = "total"`: on stale samples k2 and k3 are
 estimates under the wrong policy without it, and `full` is exact at each sampled prefix.
 
-`ReMax` is a function of the library (`learner/advantage.py`) that no config key reaches: its greedy rollout would have to be asked of the
-same actor with its group, and the records have no such order.
+`remax` asks for one greedy response beside the samples of each group. Its reward is subtracted; nothing else of it is used, and it is
+outside the books.
 
 ## All of them
 

@@ -113,7 +113,10 @@ def make_keys(folder: Path, names: list[str]) -> list[str]:
     for name in names:
         if not KEY_NAME.fullmatch(name) or name == SERVER:
             raise ConfigError(f"key name {name!r}: use 1 to 32 of a-z 0-9 _ -, and not {SERVER!r}")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be made a folder for keys ({error.strerror}): give another FOLDER") from None
     check_private(folder)
     first = not (folder / f"{SERVER}.key_secret").exists()
     if first and not (folder / ALLOWED).exists():

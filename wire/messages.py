@@ -217,13 +217,15 @@ class Lease(Message, frozen=True):
 
 
 class Leased(Message, frozen=True):
-    """Whole groups in grant order. `heads` holds every scored rollout of them, in group order. Bulk: payloads of `heads`, then the
-    float32 log-probs of `anchors`."""
+    """Whole groups in grant order. `heads` holds every scored rollout of them, in group order. `baselines`: the head of each group's greedy
+    response, in the order of the groups, where the recipe asks for one; its tokens and log-probs stay at replay. Bulk: payloads of `heads`,
+    then the float32 log-probs of `anchors`."""
 
     update: int
     group_ids: list[str]
     heads: list[RolloutHead]
     anchors: list[AnchorHead]
+    baselines: list[RolloutHead] = []
 
 
 class NotYet(Message, frozen=True):
@@ -257,6 +259,8 @@ class UpdateRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights_digest_out: str
     metrics: dict[str, Any]
     seconds: dict[str, float]
+    greedy_rewards: list[float] = []
+    """Of each group's greedy response, in the order of `group_ids`; empty where the recipe has none."""
 
 
 class Commit(Message, frozen=True):
@@ -293,13 +297,14 @@ class Recall(Message, frozen=True):
 
 
 class Recalled(Message, frozen=True):
-    """A committed update: its record, the digests of its columns in the record's order, its rollouts in the order of `rollout_ids` and
-    their stored anchors. Bulk: as for Leased."""
+    """A committed update: its record, the digests of its columns in the record's order, its rollouts in the order of `rollout_ids`, their
+    stored anchors, and the `baselines` of its groups. Bulk: as for Leased."""
 
     record: UpdateRecord
     column_digests: list[str]
     heads: list[RolloutHead]
     anchors: list[AnchorHead]
+    baselines: list[RolloutHead] = []
 
 
 class Fork(Message, frozen=True):

@@ -7,7 +7,9 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
+from asyncio import CancelledError
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +19,8 @@ PACKAGES = ("configs", "wire", "replay", "correction", "verifier", "actor", "lea
 PARENT = "LEEWAY_PARENT_PID"
 """Set by a supervisor to its own pid: children that find it die with it. Unset when a person starts a daemon by hand."""
 PR_SET_PDEATHSIG = 1
+ORPHAN_S = 5.0
+"""How long a process may take to end in order once its supervisor is dead; then it is gone."""
 INTERRUPTED = 130
 CANNOT_GO_ON = "leeway: the run cannot go on: "
 """How a process says that starting it again would not help; a supervisor looks for it."""
@@ -30,7 +34,7 @@ def run_main(main: Callable[[], int | None]) -> int:
         die_with_parent()
         check_packages()
         return main() or 0
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, CancelledError):  # asyncio turns Ctrl-C into the second while a task group ends for another reason
         return INTERRUPTED
     except RunError as error:
         print(f"{CANNOT_GO_ON}{error}", file=sys.stderr)
@@ -50,6 +54,15 @@ def die_with_parent(signal_number: int = signal.SIGTERM) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != int(named):
         raise KeyboardInterrupt  # it died before the kernel was asked
+    threading.Thread(target=_outlive_no_longer, args=(int(named),), daemon=True).start()
+
+
+def _outlive_no_longer(parent: int) -> None:
+    """The signal may find us in a start or an update that looks at no signal for a long time: whatever is lost comes again by recovery."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    time.sleep(ORPHAN_S)
+    os._exit(INTERRUPTED)
 
 
 def check_packages() -> None:
@@ -84,7 +97,14 @@ def set_up_logging(process: str, level: str, run_dir: Path | None = None) -> Non
         file = logging.FileHandler(folder / f"{process}.jsonl")
         file.setFormatter(_JsonLines())
         handlers.append(file)
+    for handler in handlers:
+        handler.addFilter(_worth_a_line)
     logging.basicConfig(level=level, handlers=handlers, force=True)
+
+
+def _worth_a_line(record: logging.LogRecord) -> bool:
+    """Ours at the level asked for; of libraries (compilers log each command at INFO, on the root logger) what is a warning."""
+    return record.levelno >= logging.WARNING or record.name.partition(".")[0] in (*PACKAGES, "__main__")
 
 
 class Clock:

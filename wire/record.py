@@ -37,7 +37,11 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class WorkOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`n` responses to one prompt. One attempt of an order is one group. An eval order names the exact version to answer with.
-    `excused`: earlier attempts that do not count towards replay.max_attempts."""
+    `excused`: earlier attempts that do not count towards replay.max_attempts.
+
+    `baseline`: one response more is wanted, sampled in this way (ReMax's greedy one): sample number n of the group, purpose
+    `greedy_baseline`, never trained on.
+    """
 
     order_id: str
     attempt: int
@@ -49,6 +53,15 @@ class WorkOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sampling: Sampling
     version: int | None = None
     excused: int = 0
+    baseline: Sampling | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many responses it wants, the baseline included."""
+        return self.n + (self.baseline is not None)
+
+    def sampling_of(self, sample: int) -> Sampling:
+        return self.baseline if self.baseline is not None and sample == self.n else self.sampling
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -15,12 +15,12 @@ import zmq.asyncio
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
+from configs.rules import ENDPOINT
 from wire.codec import MAX_BULK, MAX_HEADER, join, split
 from wire.errors import ConfigError
 from wire.keys import ClientKeys, Known, ServerKeys
 
 LOOPBACK = re.compile(r"tcp://(127\.\d+\.\d+\.\d+|localhost|\[::1\]):(\d+|\*)")
-ANYWHERE = re.compile(r"tcp://([A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9a-f:]+\]):(\d+|\*)")
 ZAP_DOMAIN = "leeway"
 """Naming a domain makes libzmq refuse everyone when nobody answers for it; without one it would let everyone in."""
 HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -30,11 +30,18 @@ FRAMES_KEPT = 4
 
 def check_endpoint(endpoint: str, *, keyed: bool = False) -> str:
     """Raises ConfigError unless the endpoint is on this machine's loopback, or keys are in use."""
-    if not (ANYWHERE if keyed else LOOPBACK).fullmatch(endpoint):
-        raise ConfigError(f"replay.endpoint = {endpoint!r}: write it as tcp://ADDRESS:PORT" if keyed else
-                          f"replay.endpoint = {endpoint!r}: an address beyond loopback needs keys (`leeway keys FOLDER`, then "
+    if not ENDPOINT.fullmatch(endpoint):
+        raise ConfigError(f"replay.endpoint = {endpoint!r}: write it as tcp://ADDRESS:PORT")
+    if not keyed and not LOOPBACK.fullmatch(endpoint):
+        raise ConfigError(f"replay.endpoint = {endpoint!r}: an address beyond loopback needs keys (`leeway keys FOLDER`, then "
                           "security.keys = \"FOLDER\"); without them use tcp://127.0.0.1:PORT")
     return endpoint.replace("localhost", "127.0.0.1")
+
+
+def in_use(endpoint: str) -> str:
+    """What is said of an endpoint where somebody listens already."""
+    return (f"replay.endpoint = {endpoint!r} is in use: is this run's replay already running? Stop it, or choose another port with "
+            "--set replay.endpoint=tcp://127.0.0.1:PORT (port 0 in `leeway run`: a free one)")
 
 
 def check_libzmq() -> None:
@@ -101,8 +108,7 @@ class Router:
         except zmq.ZMQError as error:
             self.close()
             if error.errno == zmq.EADDRINUSE:
-                raise ConfigError(f"replay.endpoint = {endpoint!r} is in use: is this run's replay already running? "
-                                  "Stop it, or choose another port with --set replay.endpoint=tcp://127.0.0.1:PORT") from None
+                raise ConfigError(in_use(endpoint)) from None
             raise ConfigError(f"replay.endpoint = {endpoint!r}: {error.strerror}") from None
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 

@@ -65,11 +65,11 @@ class FakeEngine:
 
     async def generate(self, request: GenerateRequest) -> list[Generated]:
         self._call("generate", request)
-        for prompt in request.prompts:
-            self._check(prompt, request.sampling["max_new_tokens"])
+        for index, prompt in enumerate(request.prompts):
+            self._check(prompt, request.sampling_of(index)["max_new_tokens"])
         self._running += 1
         try:
-            return list(await asyncio.gather(*[self._row(prompt, request) for prompt in request.prompts]))
+            return list(await asyncio.gather(*[self._row(prompt, request, index) for index, prompt in enumerate(request.prompts)]))
         finally:
             self._running -= 1
 
@@ -124,8 +124,8 @@ class FakeEngine:
         if not prompt or min(prompt) < 0 or max(prompt) >= self._info.vocab_size or len(prompt) + new_tokens > self._info.context_length:
             raise ValueError("a prompt that an engine could not take")
 
-    async def _row(self, prompt: list[int], request: GenerateRequest) -> Generated:
-        sampling, aborts = request.sampling, self._aborts
+    async def _row(self, prompt: list[int], request: GenerateRequest, index: int) -> Generated:
+        sampling, aborts = request.sampling_of(index), self._aborts
         stops, temperature = set(sampling.get("stop_token_ids", ())), sampling.get("temperature", 1.0)
         ids: list[int] = []
         rows: list[np.ndarray] = []

@@ -10,7 +10,8 @@ GREEDY = Sampling(temperature=0.0, max_new_tokens=4)
 
 def train(number: int, n: int = 2, attempt: int = 1, **fields: Any) -> WorkOrder:
     prompt, sampling = fields.get("prompt", "12"), fields.get("sampling", SAMPLING)
-    return WorkOrder(f"t{number}", attempt, "train", f"p{number}", prompt, {"answer": "3"}, n, sampling)
+    return WorkOrder(f"t{number}", attempt, "train", f"p{number}", prompt, {"answer": "3"}, n, sampling,
+                     baseline=fields.get("baseline"))
 
 
 def evaluation(number: int, version: int, n: int = 1, greedy: bool = False) -> WorkOrder:

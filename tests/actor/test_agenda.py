@@ -1,7 +1,7 @@
 import pytest
 
 from actor.agenda import Agenda, Load, Return, Start
-from tests.actor.orders import evaluation, train
+from tests.actor.orders import GREEDY, evaluation, train
 from wire.messages import Work
 from wire.record import VersionNotice, WorkOrder
 
@@ -194,3 +194,11 @@ def test_few_notices_are_remembered() -> None:
     assert ids(plan.next(99)) == ["e1"]  # forgotten: given back
     plan.take(work(evaluation(2, 36)))
     assert plan.next(99) == Load(notice(36))
+
+
+def test_greedy_baselines_take_room_in_a_request() -> None:
+    plan = Agenda("retract", 3, 2, 1)  # three rows an order, six a request
+    assert plan.want() == 4
+    plan.take(work(*(train(number, baseline=GREEDY) for number in (1, 2, 3)), load=0))
+    assert plan.want() == 1
+    assert ids(plan.next(0)) == ["t1", "t2"]

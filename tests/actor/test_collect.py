@@ -3,7 +3,7 @@ import pytest
 
 from actor.collect import Outcome, RequestTimes, collect, failed_group, fingerprint_of, request_for, to_verify
 from actor.engine import EngineInfo, Generated
-from tests.actor.orders import train
+from tests.actor.orders import GREEDY, train
 from wire.digest import digest
 from wire.record import Failed, Sampling, Scored, Span, unpack_payload
 
@@ -85,3 +85,27 @@ def test_rounding_is_part_of_the_engines_fingerprint() -> None:
     assert fingerprint_of(info, "none", "d").quantisation == "none"
     assert fingerprint_of(info, "none", "d").vocabulary == 16
     assert fingerprint_of(info, "fp8", "d").quantisation == "none, weights rounded to fp8"
+
+
+def test_a_greedy_baseline_is_one_row_more_of_the_same_request() -> None:
+    sampling = Sampling(0.7, 9, stop_token_ids=(2,), top_logprobs=2)
+    orders = [train(1, 2, sampling=sampling, baseline=GREEDY), train(2, 1, sampling=sampling, baseline=GREEDY)]
+    request = request_for(orders, [[5], [6, 7]])
+    assert request.prompts == [[5], [5], [5], [6, 7], [6, 7]]
+    assert [request.sampling_of(row)["temperature"] for row in range(5)] == [0.7, 0.7, 0.0, 0.7, 0.0]
+    assert request.top_logprobs == 2
+
+
+def test_the_greedy_row_says_how_it_was_sampled_and_keeps_no_top_log_probs() -> None:
+    made = Generated(np.array([3, 2], np.int32), np.array([-1, -2], np.float32), (Span(6, 0, 1), Span(7, 1, 2)), "stop",
+                     np.array([[3, 4], [2, 5]], np.int32), np.array([[-1, -3], [-2, -4]], np.float32))
+    order = train(1, 1, sampling=Sampling(1.0, 4, top_logprobs=2), baseline=GREEDY)
+    outcome = collect(order, [1], [made, made], [Scored(0.0), Scored(1.0)], "f1", TIMES)
+    assert [(head.rollout_id, head.sampling, head.verdict) for head in outcome.heads] == [
+        ("t1.1.0", order.sampling, Scored(0.0)), ("t1.1.1", GREEDY, Scored(1.0))]
+    assert outcome.heads[1].spans == made.spans
+    assert unpack_payload(outcome.heads[1], outcome.payloads[1]).top_ids.shape == (2, 0)
+
+
+def test_an_order_with_a_baseline_that_cannot_be_sent_fails_with_it() -> None:
+    assert [failure.sample for failure in failed_group(train(5, 2, baseline=GREEDY), "prompt_too_long").failures] == [0, 1, 2]

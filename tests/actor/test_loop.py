@@ -331,3 +331,24 @@ async def test_a_run_that_ends_while_the_engine_starts_ends_the_actor(stage: Sta
     await starting.wait()
     await stage.finish()
     assert stage.host.stopped
+
+
+async def test_a_greedy_baseline_is_made_and_judged_with_its_group(stage: Stage) -> None:
+    stage.engine.token_s = 0.02
+    await stage.start()
+    await stage.replay.grant(train(1, n=2, prompt="1", sampling=Sampling(1.0, 40), baseline=Sampling(0.0, 40)), train(2, prompt="2"))
+    await stage.until(lambda: stage.engine.tokens_made >= 9)
+    await stage.publish(1)
+    await stage.until(lambda: len(stage.replay.heads) == 5)
+    await stage.until(lambda: stage.replay.holding == [])
+    await stage.finish()
+    greedy, payload = stage.replay.heads["t1.1.2"], stage.replay.payloads["t1.1.2"]
+    assert greedy.sampling == Sampling(0.0, 40)
+    assert [span.version for span in greedy.spans] == [0, 1]
+    assert isinstance(greedy.verdict, Scored)
+    at, expected = 3 + 1, []
+    for version in [span.version for span in greedy.spans for _ in range(span.start, span.end)]:
+        at = int(stage.engine.distribution(version, at).argmax())
+        expected.append(at)
+    assert payload.response_ids.tolist() == expected
+    assert {stage.replay.heads[f"t1.1.{sample}"].sampling for sample in (0, 1)} == {Sampling(1.0, 40)}

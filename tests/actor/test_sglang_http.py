@@ -108,15 +108,30 @@ async def test_two_versions_in_one_response(server: tuple[Server, SGLangEngine])
 ABORTED = {"finish_reason": {"type": "abort", "message": "Abort in waiting queue"}, "e2e_latency": 0.25}
 
 
-@pytest.mark.parametrize("meta", [
-    ABORTED,  # it waited, or had been retracted: SGLang says no more
-    row(output_token_logprobs=[], weight_versions=[{"version": "3", "start": 0, "end": 0}])["meta_info"] | ABORTED,
+@pytest.mark.parametrize(("ids", "meta"), [
+    ([], ABORTED),  # it waited, or had been retracted: SGLang says no more
+    ([29, 32], ABORTED),  # tokens without log-probs are none
+    ([], row(output_token_logprobs=[], weight_versions=[{"version": "3", "start": 0, "end": 0}])["meta_info"] | ABORTED),
 ])
-async def test_an_abort_without_a_token(server: tuple[Server, SGLangEngine], meta: dict[str, Any]) -> None:
+async def test_an_abort_without_a_token(server: tuple[Server, SGLangEngine], ids: list[int], meta: dict[str, Any]) -> None:
     fake, engine = server
-    fake.answers["/generate"] = (200, [{"output_ids": [], "meta_info": meta}])
+    fake.answers["/generate"] = (200, [{"output_ids": ids, "meta_info": meta}])
     [made] = await engine.generate(REQUEST)
     assert (len(made.output_ids), len(made.logprobs), made.spans, made.finish_reason) == (0, 0, (), "abort")
+
+
+async def test_an_abort_of_a_retracted_row_has_what_it_had_made(server: tuple[Server, SGLangEngine]) -> None:
+    """Seen: it waits again, and comes back whole but for the length of its prompt."""
+    fake, engine = server
+    meta = {key: value for key, value in row()["meta_info"].items() if key != "prompt_tokens"} | ABORTED
+    fake.answers["/generate"] = (200, [row() | {"meta_info": meta}])
+    [made] = await engine.generate(REQUEST)
+    assert (len(made.output_ids), made.finish_reason, made.spans) == (2, "abort", (Span(3, 0, 2),))
+    whole = row()
+    del whole["meta_info"]["prompt_tokens"]
+    fake.answers["/generate"] = (200, [whole])
+    with pytest.raises(EngineError, match="prompt_tokens"):
+        await engine.generate(REQUEST)
 
 
 @pytest.mark.parametrize("pairs", [
@@ -318,3 +333,11 @@ async def test_the_other_calls(server: tuple[Server, SGLangEngine]) -> None:
     assert not await engine.health()
     with pytest.raises(EngineError, match="pending"):
         await engine.flush_cache()
+
+
+async def test_a_row_may_have_a_sampling_of_its_own(server: tuple[Server, SGLangEngine]) -> None:
+    fake, engine = server
+    fake.answers["/generate"] = (200, [row(), row()])
+    await engine.generate(GenerateRequest([[1, 2], [1, 2]], REQUEST.sampling, own={1: {"temperature": 0.0, "max_new_tokens": 3}}))
+    sent = fake.got[-1][1]["sampling_params"]
+    assert [(one["temperature"], one["max_new_tokens"], one["top_k"]) for one in sent] == [(1.0, 4, -1), (0.0, 3, -1)]

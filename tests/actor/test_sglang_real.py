@@ -12,6 +12,7 @@ from actor.swap import SwapMode, swap
 from tests.support.engine import RealEngine, real_engine  # noqa: F401
 from tests.support.tiny_model import VOCAB, forward_logprobs
 from wire.errors import EngineError
+from wire.record import Span
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="session")]
 
@@ -147,7 +148,7 @@ async def test_a_label_that_is_not_ours(real: RealEngine) -> None:
     assert await real.engine.weight_version() == 1
 
 
-async def test_abort_all_while_paused_returns_no_token(real: RealEngine) -> None:
+async def test_abort_all_while_paused_returns_what_was_made_or_nothing(real: RealEngine) -> None:
     await load(real, 0)
     await real.engine.pause("retract")
     answers = asyncio.create_task(real.engine.generate(GenerateRequest([[5, 6]], LONG)))
@@ -157,7 +158,10 @@ async def test_abort_all_while_paused_returns_no_token(real: RealEngine) -> None
     await real.engine.pause("retract")
     await real.engine.abort_all()
     [answer] = await answers
-    assert (answer.finish_reason, len(answer.output_ids), len(answer.logprobs), answer.spans) == ("abort", 0, 0, ())
+    made = len(answer.output_ids)  # SGLang gives back the tokens of a retracted row only if it had sent some of them on
+    assert (answer.finish_reason, len(answer.logprobs)) == ("abort", made)
+    assert answer.spans == ((Span(0, 0, made),) if made else ())
+    assert np.isfinite(answer.logprobs).all()
     await real.engine.resume()
     await real.engine.flush_cache()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from replay.audit import audit
+from replay.reader import find_run
 from tests.support.run_builder import RunBuilder
 from wire.errors import ConfigError
 from wire.record import Failed, Scored
@@ -16,7 +17,8 @@ def test_a_finished_run_is_clean(pristine: Path) -> None:
     found = audit(pristine)
     assert found.findings == []
     assert found.checked == {
-        "ledger rows": 63, "rollouts": 21, "spans": 38, "updates": 5, "versions": 5, "checkpoints": 2, "evaluations": 2}  # fmt: skip
+        "ledger rows": 63, "rollouts": 21, "spans": 38, "updates": 5, "versions": 5, "checkpoints": 2, "evaluations": 2,
+        "greedy baselines": 0}  # fmt: skip
 
 
 def test_what_retention_removed_is_a_note(pristine: Path) -> None:
@@ -112,3 +114,12 @@ def test_failed_groups_are_asked_again(tmp_path: Path) -> None:
 def test_a_missing_run_names_those_that_exist(pristine: Path) -> None:
     with pytest.raises(ConfigError, match=f"^no run at {pristine.parent}/smal: {pristine.parent} holds small$"):
         audit(pristine.parent / "smal")
+
+
+def test_a_missing_bare_name_names_the_runs_in_runs(pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="^no run at nosuch: there are no runs in . or runs$"):
+        audit(find_run("nosuch"))
+    Path("runs").symlink_to(pristine.parent)
+    with pytest.raises(ConfigError, match="^no run at nosuch: runs holds small$"):
+        audit(find_run("nosuch"))

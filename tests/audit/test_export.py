@@ -162,3 +162,10 @@ def test_a_store_that_is_no_database(run: Path) -> None:
     finding, = verify(run).findings
     assert finding.kind == "store"
     assert "cannot be read as a run's store" in finding.text
+
+
+def test_the_least_reward_is_a_finite_number(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        sft_command.main([str(run), "--min-reward", "nan"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "leeway: error: argument --min-reward: must be a finite number, not 'nan'\n"

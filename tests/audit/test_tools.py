@@ -26,6 +26,18 @@ def test_stats_of_a_finished_run(pristine: Path, capsys: pytest.CaptureFixture[s
     assert lines["staleness"] == "budget 2, trained mean 0.308, oldest 2; tokens by age: 0 56, 1 20, 2 2"
     assert lines["versions"] == "5 committed, newest v4, 4 retained, 0 orphaned"
     assert lines["sources"] == "resident 60, snapshot 18; 0 spans wait for an anchor"
+    command, rollout = lines["rollout"].split(": ")[1].split(" --rollout ")
+    assert command == "leeway audit small"
+    assert audit_command.main([str(pristine), "--rollout", rollout]) == 0
+
+
+def test_stats_of_a_run_before_its_first_version_say_none_of_it(tmp_path: Path) -> None:
+    values = stats_command.stats(RunBuilder(tmp_path / "live").run_dir)
+    values["versions"]["newest"] = None
+    values["actors"] = [{"name": "a0", "epoch": 1, "confirmed": -1, "rollouts": 0, "probe_mean": None, "probe_max": None}]
+    shown = stats_command.text("live", values)
+    assert "newest none," in shown and "epoch 1, version none, 0 rollouts" in shown
+    assert "None" not in shown and "--rollout" not in shown
 
 
 def test_stats_while_a_writer_holds_its_lock(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("program", "own"), [("replay", {"--verify"}), ("leeway actor", set())])
+@pytest.mark.parametrize(("program", "own"), [("leeway replay", {"--verify"}), ("leeway actor", set())])
 def test_the_flags_are_these_and_no_others(program: str, own: set[str], file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = parse([str(file), "--name", "x", "--set", "replay.max_staleness=4", "--resume"], "replay")
+    found = parse([str(file), "--name", "x", "--set", "replay.max_staleness=4", "--resume"], program)
     assert (found.name, found.resume, found.dry_run, found.config.replay.max_staleness) == ("x", True, False, 4)
     assert found.run_dir == Path("runs/x")
     with pytest.raises(SystemExit):

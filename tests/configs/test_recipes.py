@@ -66,6 +66,14 @@ def test_a_lone_name_that_is_no_recipe_is_refused_and_one_beside_settings_is_a_l
     assert validate(tree(recipe={"name": "mine", "objective": "cispo"})).recipe.name == "mine"
 
 
+@pytest.mark.parametrize(("name", "near"), [("gmc_grop", "gmc_grpo"), ("daop", "dapo"), ("icepopp", "icepop")])
+def test_a_name_that_looks_like_a_mistyped_recipe_is_refused_beside_settings_too(tmp_path: Path, name: str, near: str) -> None:
+    settings = [f"recipe.name={name}", "recipe.objective=cispo"]
+    with pytest.raises(ValueError, match=f"'{name}': no such recipe; did you mean {near}\\?"):
+        load([FILES / "tiny-cpu.toml"], settings)
+    assert load([FILES / "tiny-cpu.toml"], ["recipe.name=second_try", *settings[1:]]).recipe.name == "second_try"
+
+
 def test_constant_is_the_longest_response_unless_it_is_given() -> None:
     assert validate(tree(recipe={"aggregation": "constant"}, sampling={"max_new_tokens": 77})).recipe.constant == 77
     assert validate(tree(recipe={"aggregation": "constant", "constant": 5}, sampling={"max_new_tokens": 77})).recipe.constant == 5
@@ -75,6 +83,7 @@ def test_constant_is_the_longest_response_unless_it_is_given() -> None:
 @pytest.mark.parametrize(("name", "says"), [
     ("dr_grpo", ["old"]), ("gmc_grpo", ["prox (a scoring pass per update)"]), ("sis", ["old", "the engine's top log-probs"]),
     ("zcpo", ["old", "ref over the whole vocabulary"]), ("grpo_kl", ["old", "ref"]),
+    ("remax", ["a greedy response per group", "old"]),
     ("ewma_ppo", ["old", "prox (a running average of the weights)"]),
 ])
 def test_what_a_recipe_needs(name: str, says: list[str]) -> None:

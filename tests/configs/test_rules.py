@@ -98,9 +98,18 @@ def test_files_join_left_to_right_and_settings_win(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("setting", "says"), [
     ("replay.max_stalenes=4", "replay.max_stalenes: unknown key; the nearest one is replay.max_staleness"),
-    ("lerner.lr=1", "nearest one is learner.lr"),
+    ("lerner.lr=1", "lerner: unknown table; the nearest one is \\[learner\\]"),
     ("replay.max_staleness=-1", "replay.max_staleness"),
     ("replay.max_staleness=two", "replay.max_staleness"),
+    ("nosuch.key=1", "nosuch: unknown table; there are model, task, "),
+    ("learner.lr=inf", "learner.lr: Input should be a finite number"),
+    ("sampling.temperature=nan", "sampling.temperature: Input should be a finite number"),
+    ("recipe.delta=inf", "recipe.delta: Input should be a finite number"),
+    ("learner.betas=[0.9, nan]", "learner.betas.1: Input should be a finite number"),
+    ("sampling.logit_bias={a = inf}", "sampling.logit_bias.a: Input should be a finite number"),
+    ("replay.endpoint=foo", "write it as tcp://ADDRESS:PORT"),
+    ("replay.endpoint=tcp://127.0.0.1", "write it as tcp://ADDRESS:PORT"),
+    ("replay.endpoint=tcp://127.0.0.1:99999", "a port of at most 65535"),
     ("max_staleness=2", "write it as table.key=value"),
 ])
 def test_bad_settings_name_the_key(tmp_path: Path, setting: str, says: str) -> None:
@@ -113,6 +122,8 @@ def test_bad_settings_name_the_key(tmp_path: Path, setting: str, says: str) -> N
 def test_a_missing_file_and_bad_toml_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such config file"):
         load([tmp_path / "absent.toml"], [])
+    with pytest.raises(ValueError, match="cannot be read as a config file \\(Is a directory\\)"):
+        load([tmp_path], [])
     (tmp_path / "bad.toml").write_text("[model\n")
     with pytest.raises(ValueError, match="not valid TOML"):
         load([tmp_path / "bad.toml"], [])

@@ -1,6 +1,7 @@
 """A lease as arrays and tensors, and who trains which row."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -63,6 +64,38 @@ def test_a_rollout_without_a_reward_is_refused(folder: Path) -> None:
     heads[3] = msgspec.structs.replace(heads[3], verdict=Failed("timeout"))
     message, bulk = as_message(folder, heads)
     with pytest.raises(RunError, match=r"o0\.0\.3 was leased without a reward"):
+        read_lease(message, bulk, 0, 2)
+
+
+def with_baselines(folder: Path) -> tuple[Leased, bytes]:
+    config = tiny_config(folder, recipe={"estimator": "remax"})
+    message, bulk = as_message(folder)
+    return msgspec.structs.replace(message, baselines=make_lease(config).baselines), bulk
+
+
+def test_greedy_rewards_come_with_their_groups_and_are_no_rows(folder: Path) -> None:
+    message, bulk = with_baselines(folder)
+    lease = read_lease(message, bulk, 0, 2)
+    assert lease.greedy_rewards == [0.0, 1.0, 0.0, 1.0]
+    assert len(lease.heads) == len(lease.payloads) == 16
+
+
+@pytest.mark.parametrize(("index", "changes", "refusal"), [
+    (0, {"spans": (Span(0, 0, 1), Span(4, 1, 3))}, r"o0\.0\.4 holds tokens of versions 0 to 4"),
+    (1, {"verdict": Failed("timeout")}, r"o1\.0\.4 was leased without a reward"),
+    (2, {"order_id": "o3"}, "4 greedy responses do not belong to the 4 groups"),
+])
+def test_a_greedy_response_that_is_not_its_groups_is_refused(folder: Path, index: int, changes: dict[str, Any], refusal: str) -> None:
+    message, bulk = with_baselines(folder)
+    message.baselines[index] = msgspec.structs.replace(message.baselines[index], **changes)
+    with pytest.raises(RunError, match=refusal):
+        read_lease(message, bulk, 2, 2)
+
+
+def test_a_greedy_response_among_the_rows_is_refused(folder: Path) -> None:
+    message, bulk = with_baselines(folder)
+    message.heads[5] = msgspec.structs.replace(message.heads[5], sampling=message.baselines[0].sampling)
+    with pytest.raises(RunError, match=r"o1\.0\.1 is a greedy response"):
         read_lease(message, bulk, 0, 2)
 
 

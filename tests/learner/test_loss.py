@@ -37,8 +37,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("model")
 
 
+def is_float_table(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 2
+
+
 def in_float64(table: Table) -> Table:
-    return Table(*(value.double() if value.dtype == torch.float32 else value for value in vars(table).values()))
+    return Table(*(value.double() if isinstance(value, Tensor) and value.dtype == torch.float32 else value
+                   for value in vars(table).values()))
 
 
 def widen(table: Table, columns: int, junk: float = 0.0) -> Table:
@@ -49,7 +54,7 @@ def widen(table: Table, columns: int, junk: float = 0.0) -> Table:
         fill = torch.full((len(value), columns), junk if value.is_floating_point() else 0).to(value.dtype)
         return torch.cat([value, fill], 1)
 
-    return Table(*(wide(value) for value in vars(table).values()))
+    return Table(*(wide(value) if isinstance(value, Tensor) else value for value in vars(table).values()))
 
 
 def prepared(lease: LeaseRows, config: Config, table: Table) -> Prepared:
@@ -101,7 +106,7 @@ def test_nan_in_every_masked_slot_changes_no_bit(folder: Path, recipe: dict[str,
     config = tiny_config(folder, recipe=recipe)
     lease = make_lease(config)
     clean = widen(tabulate(lease), 3)
-    poison = {name: torch.where(clean.mask_RT, value, torch.nan) if value.is_floating_point() and value.dim() == 2 else value
+    poison = {name: torch.where(clean.mask_RT, value, torch.nan) if is_float_table(value) else value
               for name, value in vars(clean).items()}
     cur = torch.where(clean.mask_RT, clean.old_RT - 0.03, 0.0)
     loss, gradient = total(config, lease, prepared(lease, config, clean), cur, ranks=1, size=8)

@@ -14,8 +14,8 @@ from configs.schema import Config
 from learner.batch import LeaseRows, tabulate
 from learner.loss import objective_losses
 from learner.prepare import Prepared, prepare
-from learner.rewards import shaped_rewards
-from tests.support.leases import make_lease, tiny_config
+from learner.rewards import greedy_rewards, shaped_rewards
+from tests.support.leases import give_baselines, make_lease, tiny_config
 
 STALE = {"version_in": 2, "versions": [1]}
 
@@ -181,3 +181,38 @@ def whole(config: Config, lease: LeaseRows, kl: float) -> Tensor:
     full = config.model_copy(update={"recipe": config.recipe.model_copy(update={"kl_estimator": "full"})})
     table = tabulate(lease)
     return shaped_rewards(lease, full, table, None, torch.full_like(table.mu_RT, kl))
+
+
+def test_remax_subtracts_each_groups_greedy_reward(folder: Path) -> None:
+    config = tiny_config(folder, recipe={"estimator": "remax"})
+    lease = make_lease(config)  # rewards 0, 1, 0, 1 in every group
+    give_baselines(lease, config, [0.0, 1.0, 0.25, -2.0])
+    ready = prepare(lease, config, now(lease))
+    assert ready.advantage_R.view(4, 4).tolist() == [
+        [0.0, 1.0, 0.0, 1.0], [-1.0, 0.0, -1.0, 0.0], [-0.25, 0.75, -0.25, 0.75], [2.0, 3.0, 2.0, 3.0]]
+    assert ready.signal_R.view(4, 4)[:2].tolist() == [[False, True, False, True], [True, False, True, False]]
+    assert len(ready.table.reward_R) == ready.table.mask_RT.shape[0] == 16  # the greedy responses are no rows
+
+
+def test_equal_rewards_teach_when_the_greedy_one_differs(folder: Path) -> None:
+    config = tiny_config(folder, recipe={"estimator": "remax"})
+    lease = make_lease(config, rewards=[1.0] * 16)
+    give_baselines(lease, config, [1.0, 0.0, 1.0, 1.0])
+    assert prepare(lease, config, now(lease)).signal_R.tolist() == [row // 4 == 1 for row in range(16)]
+
+
+def test_a_long_greedy_response_is_punished_like_the_others(folder: Path) -> None:
+    config = tiny_config(folder, recipe={"estimator": "remax", "overlong": 0.5})
+    lease = make_lease(config)
+    give_baselines(lease, config, [0.0, 1.0, 0.5, 0.0])
+    for index, length in enumerate((3, 4, 5, 6)):
+        lease.baselines[index] = msgspec.structs.replace(lease.baselines[index], response_len=length)
+    assert greedy_rewards(lease, config).tolist() == pytest.approx([0.0, 1 - 1 / 3, 0.5 - 2 / 3, -1.0])
+
+
+def test_remax_without_greedy_responses_is_refused(folder: Path) -> None:
+    config = tiny_config(folder, recipe={"estimator": "remax"})
+    lease = make_lease(config)
+    lease.baselines = []
+    with pytest.raises(ValueError, match="needs a greedy response per group"):
+        prepare(lease, config, now(lease))

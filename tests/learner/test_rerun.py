@@ -73,6 +73,7 @@ SETTINGS: dict[str, tuple[Answer, dict[str, Any]]] = {
     "zero 3": (two_spans, {"learner": {"zero_stage": 3}}),
     "bf16": (random_answer, {"model": {"dtype": "bfloat16"}}),
     "prox, two steps": (two_spans, {"learner": {"steps_per_update": 2}, "recipe": {"base": "prox", "engine": "tis"}}),
+    "remax": (two_spans, {"recipe": {"estimator": "remax"}}),
     "skips": (mixed, {"learner": {"groups_per_update": 2}}),
 }
 

@@ -12,7 +12,7 @@ from learner.logprobs import PolicyModel
 from learner.model import load_policy
 from learner.whatif import Compared, Logged, Variant, compare, length_buckets
 from learner.whatif_gradients import Batch
-from tests.support.leases import make_lease, tiny_config
+from tests.support.leases import give_baselines, make_lease, tiny_config
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +131,14 @@ def test_what_the_record_does_not_hold_is_refused_with_the_reason(config: Config
     assert "reference policy's column" in found.refused[0][1]
     assert "draws of SIS" in found.refused[1][1]
     assert "running average" in found.refused[2][1]
+
+
+def test_remax_is_tried_where_the_run_sampled_greedy_responses(config: Config, policy: PolicyModel) -> None:
+    logged, remax = logged_batch(config, policy), variant(config, "remax", estimator="remax")
+    assert compared(config, None, logged, remax).refused == [("remax", "needs a greedy response per group, which this run did not sample")]
+    give_baselines(logged.lease, config, [1.0, 1.0, 0.0, 0.0])
+    (row,) = compared(config, None, logged, remax).rows
+    assert (row["ess"], row["kept"], row["active"]) == (pytest.approx(1.0), 1.0, 1.0)
 
 
 @pytest.mark.parametrize(("lens", "buckets"), [

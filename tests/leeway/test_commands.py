@@ -71,6 +71,7 @@ def test_the_help_imports_nothing_heavy() -> None:
     (["doctor", "now"], "leeway: error: unrecognized arguments: now"),
     (["run"], "leeway: error: the following arguments are required: CONFIG"),
     (["run", "a.toml", "--nam", "x"], "leeway: error: unrecognized arguments: --nam x"),
+    (["run", ".", "--dry-run"], "leeway: error: .: cannot be read as a config file (Is a directory)"),
     (["run", "missing.toml"], "leeway: error: missing.toml: no such config file"),
     (["run", "a.toml", "--name", ".x"], "leeway: error: run name '.x': use 1 to 64 of a-z 0-9 . _ - and no leading dot"),
     (["run", "a.toml", "--set", "replay.max_stalenes=4"],
@@ -79,6 +80,9 @@ def test_the_help_imports_nothing_heavy() -> None:
      "leeway: error: sampling.top_p = 0.9: the engine's log-prob is taken before top_p acts"),
     (["run", "a.toml", "--set", "replay.endpoint=tcp://0.0.0.0:5757"],
      "leeway: error: replay.endpoint = 'tcp://0.0.0.0:5757': an address beyond"),
+    (["replay", "a.toml", "--verify", "RUN"], "leeway: error: `leeway replay --verify RUN` takes nothing else: leave out a.toml"),
+    (["replay", "--verify"], "leeway: error: argument --verify: expected one argument"),
+    (["replay", "--verify", "nosuch"], "leeway: error: no run at nosuch"),
     (["run", "a.toml", "--resume"], "leeway: error: no run at runs/a to resume: leave out --resume to start it"),
 ])
 def test_bad_usage_is_one_line_and_exit_2(words: list[str], line: str, tmp_path: Path) -> None:
@@ -107,11 +111,49 @@ def test_an_existing_run_needs_resume(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_prints_the_tree_and_starts_nothing(tmp_path: Path) -> None:
-    (tmp_path / "a.toml").write_text(CONFIG)
+    here(tmp_path)
     done = leeway("run", "a.toml", "--set", "replay.max_staleness=4", "--dry-run", cwd=tmp_path)
-    assert done.returncode == 0
+    assert (done.returncode, done.stderr) == (0, "")
     assert '"max_staleness": 4' in done.stdout
-    assert not (tmp_path / "runs").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.toml", "somewhere", "train.jsonl"]
+
+
+def here(folder: Path) -> None:
+    """CONFIG with what it names, as far as a dry run looks at it."""
+    (folder / "a.toml").write_text(CONFIG)
+    (folder / "train.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    (folder / "somewhere").mkdir()
+    (folder / "somewhere" / "config.json").write_text('{"vocab_size": 14}')
+
+
+@pytest.mark.parametrize(("command", "words", "line"), [
+    ("run", ["model.path=nowhere"], "model.path = 'nowhere': no such folder"),
+    ("actor", ["model.path=."], "model.path = '.': no config.json in this folder"),
+    ("run", ["task.train=nope.jsonl"], "nope.jsonl: no such file"),
+    ("replay", ["task.heldout=a.toml"], "a.toml: line 1 is not JSON"),
+    ("run", ["task.verifier=exat"], "verifier 'exat' is not a built-in"),
+    ("actor", ["task.verifier=nosuch.module:fn"], "verifier 'nosuch.module:fn': importing 'nosuch.module' failed with ModuleNotFoundError"),
+    ("run", ["security.keys=nokeys"], "security.keys = 'nokeys' cannot be read"),
+    ("learner", ["learner.reference=nowhere"], "learner.reference = 'nowhere': no such folder\n"),
+])
+def test_a_dry_run_says_what_the_daemons_would(command: str, words: list[str], line: str, tmp_path: Path) -> None:
+    here(tmp_path)
+    done = leeway(command, "a.toml", "--dry-run", *(word for item in words for word in ("--set", item)), cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(f"leeway: error: {line}")
+
+
+def test_a_dry_run_looks_for_the_run_and_lets_a_cold_start_make_what_it_makes(tmp_path: Path) -> None:
+    here(tmp_path)
+    done = leeway("run", "a.toml", "--dry-run", "--resume", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "leeway: error: no run at runs/a to resume: leave out --resume to start it\n")
+    cold = ["--set", "cold_start.out=cold", "--set", "model.path=cold/model", "--set", "task.train=cold/train.jsonl"]
+    assert leeway("run", "a.toml", "--dry-run", *cold, cwd=tmp_path).returncode == 0
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "runs" / "a" / "config.json").touch()
+    done = leeway("run", "a.toml", "--dry-run", *cold, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("leeway: error: runs/a exists: add --resume")
 
 
 def test_all_starting_commands_share_one_parser() -> None:

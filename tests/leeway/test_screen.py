@@ -34,7 +34,7 @@ def test_a_plain_line_holds_everything() -> None:
 
 def test_nothing_is_known_at_first() -> None:
     assert plain_line({}, 240, 0.0, None) == (
-        "  0:00  update 0/240  reward -  heldout - (-)  staleness - / - / -  mismatch -  - tokens/s  -")
+        "  0:00  update 0/240  reward -  heldout - (-)  staleness - / - / -  mismatch -  - tokens/s  for replay to start")
 
 
 @pytest.mark.parametrize(("change", "metrics", "stalled", "text"), [
@@ -116,6 +116,17 @@ def test_a_run_that_is_not_done_has_no_model() -> None:
     out = io.StringIO()
     PlainScreen(Console(file=out, width=120), 240, Path("runs/demo")).finish({**SUMMARY, "status": "interrupted"})
     assert "not exported: the run is not done" in out.getvalue()
+    assert "the same command with --resume goes on" in out.getvalue()
+
+
+def test_a_run_that_committed_nothing_shows_no_none() -> None:
+    out, nothing = io.StringIO(), {"sampled": None, "greedy": None}
+    summary = {**SUMMARY, "status": "failed", "version_final": None, "max_staleness_trained": None, "mean_staleness_trained": None,
+               "heldout": {"first": nothing, "last": nothing}}
+    PlainScreen(Console(file=out, width=120), 240, Path("runs/demo")).finish(summary)
+    text = out.getvalue()
+    assert "no version committed yet" in text and "mean -, oldest -, budget 2" in text
+    assert "None" not in text and "- -> -" not in text
 
 
 def test_an_alarm_is_said_once_on_plain_lines_and_again_when_it_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,24 @@
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from rich.console import Console
 
 from configs.arguments import Arguments
 from configs.load import load
-from leeway.plan import free_port, make_plan, settle_endpoint
+from leeway.plan import Plan, free_port, make_plan, settle_endpoint
+from leeway.programs import Spec
+from leeway.run import Session
+from leeway.screen import PlainScreen
 from wire.errors import ConfigError
 
 HERE = Path(__file__).parent
@@ -95,8 +102,10 @@ def test_a_run_that_cannot_go_on_says_why(tmp_path: Path) -> None:
     assert journal(tmp_path)[-1] == "replay interrupted"
 
 
-def test_kill_9_leaves_no_process(tmp_path: Path) -> None:
-    process = start(tmp_path, "wait", "wait", "wait")
+@pytest.mark.parametrize("learner", ["wait", "deaf"])
+def test_kill_9_leaves_no_process(tmp_path: Path, learner: str) -> None:
+    """Not even one that looks at no signal, as a learner does while it compiles or is in a long update."""
+    process = start(tmp_path, "wait", "wait", learner)
     wait_ready(tmp_path, 3)
     assert len(left_behind(tmp_path)) == 3
     process.kill()
@@ -105,6 +114,48 @@ def test_kill_9_leaves_no_process(tmp_path: Path) -> None:
     while left_behind(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+class ScriptedFeed:
+    """What replay would tell, one answer a poll."""
+
+    def __init__(self, script: list[list[dict[str, int]]]) -> None:
+        self.script = script
+
+    def poll(self) -> dict[str, Any] | None:
+        return {"evals": self.script.pop(0)} if self.script else None
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_last_evaluation_may_take_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was cut off 20 s after the learner's end, and the run called done."""
+    monkeypatch.setattr("leeway.run.LEAVE_S", 0.5)
+    (tmp_path / "logs").mkdir()
+    spec = {name: Spec(name, (sys.executable, str(HERE / "stand_in.py"), name, str(tmp_path / "journal"), *behaviour.split()),
+                       tmp_path / "logs" / name) for name, behaviour in (("replay", "wait"), ("actor-0", "wait"), ("learner", "exit 0"))}
+    screen = PlainScreen(Console(file=StringIO()), 10, tmp_path)
+    monkeypatch.setattr(screen, "show", lambda values: None)
+    session = Session(Plan(spec["replay"], [spec["actor-0"]], spec["learner"]), tmp_path, "tcp://127.0.0.1:1", screen)
+    session._feed.close()
+    answers = [[{"eval": 2, "answered": answered // 8}] for answered in range(200)]  # ten times LEAVE_S and more, a step now and then
+    session._feed = ScriptedFeed([*answers, []])  # type: ignore[assignment]
+    assert session.run() == 0
+    assert session._feed.script == []  # type: ignore[attr-defined]
+    assert journal(tmp_path)[-1] == "replay interrupted"
+
+
+def test_an_evaluation_that_never_ended_is_no_success(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "replay.sqlite") as db:
+        db.executescript((ROOT / "replay" / "schema.sql").read_text())
+        db.execute("INSERT INTO evals (eval_id, version, updates, state) VALUES (1, 0, 0, 'done'), (2, 9, 9, 'pending')")
+    session = Session.__new__(Session)
+    session._run_dir = tmp_path
+    assert session._evaluation_pending()
+    db.execute("UPDATE evals SET state = 'done'")
+    db.commit()
+    assert not session._evaluation_pending()
 
 
 def test_the_plan(tmp_path: Path) -> None:
@@ -146,5 +197,5 @@ def test_a_port_in_use_is_refused() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(ConfigError, match="cannot listen there \\(Address already in use\\): stop what uses the port"):
+        with pytest.raises(ConfigError, match="is in use: is this run's replay already running\\?"):
             settle_endpoint(f"tcp://127.0.0.1:{taken.getsockname()[1]}")

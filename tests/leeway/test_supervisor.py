@@ -27,9 +27,9 @@ class Room:
         self.programs: list[Program] = []
         self.said: list[str] = []
 
-    def program(self, name: str, *behaviour: str, again: tuple[str, ...] = ()) -> Program:
+    def program(self, name: str, *behaviour: str, again: tuple[str, ...] = (), made: Path | None = None) -> Program:
         argv = (sys.executable, str(HERE / "stand_in.py"), name, str(self.folder / "journal"), *behaviour)
-        self.programs.append(Program(Spec(name, argv, self.folder / f"{name}.log", {"PYTHONPATH": str(ROOT)}, again)))
+        self.programs.append(Program(Spec(name, argv, self.folder / f"{name}.log", {"PYTHONPATH": str(ROOT)}, again, made)))
         return self.programs[-1]
 
     def journal(self) -> list[str]:
@@ -77,6 +77,15 @@ def test_a_crashing_program_is_restarted_five_times_and_then_given_up(room: Room
     assert supervisor.failed() is program
     assert "leeway: error: actor-0 was told to end" in program.last_lines()
     assert room.said[0] == "actor-0 ended with exit code 1; restart 1 of 5 in 0 s"
+
+
+def test_a_program_that_crashed_before_it_had_made_its_run_is_not_told_to_resume_it(room: Room) -> None:
+    program = room.program("replay", "exit", "1", again=("again",), made=room.folder / "config.json")
+    supervisor = room.supervise()
+    until(lambda: supervisor.poll() or program.restarts == 2)
+    (room.folder / "config.json").touch()
+    until(lambda: supervisor.poll() or program.code is not None)
+    assert room.journal() == ["replay started exit 1"] * 3 + ["replay started exit 1 again"] * 3
 
 
 def test_a_bad_config_is_not_tried_again(room: Room) -> None:

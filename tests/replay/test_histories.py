@@ -39,11 +39,12 @@ class Quick(Storage):
 
 
 class History(RuleBasedStateMachine):
-    @initialize(eta=st.sampled_from([0, 1, 2, 8]), least=st.integers(1, 2), heldout=st.sampled_from([0, 1]))
-    def start(self, eta: int, least: int, heldout: int) -> None:
+    @initialize(eta=st.sampled_from([0, 1, 2, 8]), least=st.integers(1, 2), heldout=st.sampled_from([0, 1]),
+                estimator=st.sampled_from(["grpo", "remax"]))
+    def start(self, eta: int, least: int, heldout: int, estimator: str) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.config = make_config(Path(self.folder.name), heldout=heldout, prompts=7, replay={"max_staleness": eta, "min_scored": least},
-                                  learner={"updates": 10_000}, eval={"samples": 2, "every": 3})
+                                  learner={"updates": 10_000}, eval={"samples": 2, "every": 3}, recipe={"estimator": estimator})
         self.clock = FakeClock()
         self.stage = Stage(Path(self.folder.name), self.config, self.core(), self.clock)
         self.join()
@@ -69,7 +70,7 @@ class History(RuleBasedStateMachine):
         if order.version is not None and order.version != actor.confirmed:
             return
         rows, failures = [], []
-        for sample in data.draw(st.sets(st.integers(0, order.n - 1), min_size=1)):
+        for sample in data.draw(st.sets(st.integers(0, order.rows - 1), min_size=1)):
             match data.draw(st.sampled_from(["scored"] * 5 + ["failed", "aborted", "no token", "poison"])):
                 case "scored":
                     rows.append(rollout(order, sample, actor.confirmed))
@@ -122,7 +123,10 @@ class History(RuleBasedStateMachine):
         leased = self.learner.lease()
         if not isinstance(leased, Leased):
             return
-        for head in leased.heads:
+        wanted = leased.group_ids if self.config.recipe.estimator == "remax" else []
+        assert [f"{head.order_id}.{head.attempt}" for head in leased.baselines] == wanted
+        assert all(head.sampling.temperature > 0 for head in leased.heads)
+        for head in (*leased.heads, *leased.baselines):
             assert self.learner.committed - head.spans[0].version <= self.config.replay.max_staleness
         if skipped:
             self.learner.commit(leased, skipped=True)
@@ -180,6 +184,7 @@ class History(RuleBasedStateMachine):
         assert self.stage.rows("SELECT value FROM updates, json_each(record, '$.rollout_ids') WHERE state = 'committed' AND NOT skipped "
                                "GROUP BY value HAVING count(*) > 1") == []
         assert all(age <= self.config.replay.max_staleness for age, in self.stage.rows("SELECT staleness FROM trained_staleness"))
+        assert self.stage.rows("SELECT 1 FROM rollouts WHERE json_extract(head, '$.sampling.temperature') <= 0") == []
         assert dict(self.stage.rows(LIVE)) == {group_id: group.state for group_id, group in self.stage.core.book.groups.items()}
 
     def teardown(self) -> None:

@@ -45,13 +45,20 @@ def test_only_the_first_so_many(tmp_path: Path) -> None:
         ('{"prompt": 5}\n', "row 1: 'prompt' is neither text nor chat messages"),
         ('{"prompt": [{"role": 1}]}\n', "neither text nor chat"),
         ("[1]\n", "row 1 has no column"),
-        ("{\n", "line 1 is not JSON"),
+        ("{\n", r"x\.jsonl: line 1 is not JSON: [^:]*\(character 2\)$"),
+        ("[" * 100_000, "line 1 cannot be read"),
         ("", "no prompts in it"),
     ],
 )
 def test_a_bad_file_is_one_line(tmp_path: Path, text: str, line: str) -> None:
     (tmp_path / "x.jsonl").write_text(text)
     with pytest.raises(ConfigError, match=line):
+        PromptFile(tmp_path / "x.jsonl", "prompt")
+
+
+def test_a_file_that_is_not_utf8_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_bytes(b'{"prompt": "a"}\n{"prompt": "\xe9"}\n')
+    with pytest.raises(ConfigError, match="line 2 is not UTF-8 text: save the file as UTF-8"):
         PromptFile(tmp_path / "x.jsonl", "prompt")
 
 

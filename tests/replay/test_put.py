@@ -267,8 +267,20 @@ def test_too_many_failed_verdicts_stop_the_run(make_stage: Callable[..., Stage])
     actor.put([rollout(one, sample, 0, verdict=Failed("crash") if sample < 10 else None) for sample in range(50)])
     actor.put([rollout(other, sample, 0, verdict=Failed("crash") if sample < 10 else None) for sample in range(50)])
     third = actor.pull(want=1).orders[0]
-    with pytest.raises(RunError, match="21 of the last 101 verdicts failed"):
-        actor.put([rollout(third, 0, 0, verdict=Failed("crash"))])
+    with pytest.raises(RunError, match=r"21 of the last 101 verdicts failed, more than .*; the commonest reason \(20\): crash$"):
+        actor.put([rollout(third, 0, 0, verdict=Failed("exception: TypeError", "exact() missing 'answer'"))])
+
+
+def test_the_commonest_reason_is_one_line_with_its_detail(make_stage: Callable[..., Stage]) -> None:
+    stage = make_stage(sampling={"n": 100}, replay={"min_scored": 1})
+    stage.learner()
+    actor = stage.actor()
+    actor.pull()
+    order = actor.pull(want=1).orders[0]
+    verdict = Failed("exception: TypeError", "exact() missing\n\x1b[2J'answer'")
+    with pytest.raises(RunError) as error:
+        actor.put([rollout(order, sample, 0, verdict=verdict) for sample in range(100)])
+    assert str(error.value).endswith("the commonest reason (100): exception: TypeError; exact() missing ?[2J'answer'")
 
 
 def test_digests_and_heads_go_together(stage: Stage) -> None:

@@ -128,8 +128,9 @@ class Run(RuleBasedStateMachine):
 
     eta, B, n = 0, 2, 2
 
-    @initialize(eta=st.sampled_from([0, 1, 2, 8]), least=st.integers(1, 2), attempts=st.integers(1, 3))
-    def start(self, eta: int, least: int, attempts: int) -> None:
+    @initialize(eta=st.sampled_from([0, 1, 2, 8]), least=st.integers(1, 2), attempts=st.integers(1, 3), baseline=st.booleans())
+    def start(self, eta: int, least: int, attempts: int, baseline: bool) -> None:
+        self.baseline = baseline
         self.book = GroupBook(max_staleness=eta, groups_per_update=self.B, min_scored=least, max_attempts=attempts)
         self.version, self.updates, self.now = 0, 0, 0.0
         self.queue: list[Group] = []
@@ -147,8 +148,8 @@ class Run(RuleBasedStateMachine):
             self.settled[group.group_id] = to
             self.held.pop(group.group_id, None)
             if requeue:
-                again = Group(f"{group.order_id}.{group.attempt + 1}", group.order_id, group.attempt + 1, self.n, excused=group.excused)
-                self.queue.append(again)
+                self.queue.append(Group(f"{group.order_id}.{group.attempt + 1}", group.order_id, group.attempt + 1, self.n,
+                                        excused=group.excused, baseline=self.baseline))
 
     @rule(actor=st.sampled_from(["a0", "a1"]), want=st.integers(1, 4))
     def pull(self, actor: str, want: int) -> None:
@@ -157,7 +158,7 @@ class Run(RuleBasedStateMachine):
             if self.queue:
                 group = self.queue.pop(0)
             else:
-                group = Group(f"p{self.asked}.1", f"p{self.asked}", 1, self.n)
+                group = Group(f"p{self.asked}.1", f"p{self.asked}", 1, self.n, baseline=self.baseline)
                 self.asked += 1
             self.book.grant(group, actor, self.now)
             self.held[group.group_id] = actor
@@ -171,7 +172,7 @@ class Run(RuleBasedStateMachine):
     def answer(self, data: st.DataObject, outcome: Any) -> None:
         group_id = data.draw(st.sampled_from(sorted(self.held)))
         group = self.book.groups[group_id]
-        open_samples = [sample for sample in range(self.n) if sample not in group.outcomes]
+        open_samples = [sample for sample in range(group.rows) if sample not in group.outcomes]
         assume(group.state == "granted" and open_samples)
         settled = self.book.outcome(group_id, open_samples[0], outcome, self.actors[self.held[group_id]])
         if settled is not None:
@@ -205,6 +206,7 @@ class Run(RuleBasedStateMachine):
         for group in leased:
             assert self.version - group.oldest_version <= self.book.max_staleness, "trained past the budget"  # type: ignore[operator]
             assert group.scored >= self.book.min_scored
+            assert not self.baseline or group.outcomes[self.n] == "scored"
             assert group.order_id not in self.trained or group.attempt > 1
         if step:
             self.see(self.book.trained())
@@ -249,7 +251,7 @@ class Run(RuleBasedStateMachine):
                 self.held.pop(transition.group.group_id, None)
             self.pull("a0", self.B * (self.book.max_staleness + 1))
             for group_id in [g for g in self.held if self.book.groups[g].state == "granted"]:
-                for sample in range(self.n):
+                for sample in range(self.n + self.baseline):
                     if sample not in self.book.groups[group_id].outcomes:
                         settled = self.book.outcome(group_id, sample, "scored", self.version)
                         if settled is not None:

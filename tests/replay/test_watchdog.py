@@ -10,12 +10,12 @@ from tests.support.replay import LightActor
 def test_each_wait_has_its_sentence(make_stage: Callable[..., Stage]) -> None:
     stage = make_stage(heldout=1, learner={"updates": 1}, eval={"samples": 1, "greedy": False}, replay={"max_rollouts": 8})
     core = stage.core
-    assert awaited(core) == "the learner's initial weights; learner not joined"
+    assert awaited(core) == "the learner's initial weights (it starts, and loads the model and DeepSpeed); learner not joined"
     learner = stage.learner()
     assert awaited(core) == "evaluation 1 of version 0, 0 of 1 answers are there; an actor to join"
     actor = stage.actor()
     stage.clock.at += 4
-    assert awaited(core).endswith("an actor to load version 0: a0 holds none (heard of 4 s ago)")
+    assert awaited(core).endswith("an actor to load version 0: a0 holds none yet, its engine starts (heard of 4 s ago)")
     actor.pull()
     actor.pull()
     stage.clock.at += 7
@@ -59,7 +59,8 @@ def test_it_speaks_after_the_time_and_then_half_as_often(stage: Stage) -> None:
         if (line := dog.look()) is not None:
             said.append((second, line))
     assert [second for second, _ in said] == [30, 60, 120]
-    assert said[0][1] == "nothing has moved for 30 s: waiting for the learner's initial weights; learner not joined"
+    assert said[0][1] == ("nothing has moved for 30 s: waiting for the learner's initial weights (it starts, and loads the model and "
+                          "DeepSpeed); learner not joined")
     stage.learner()
     assert [dog.look() for stage.clock.at in (2000.0, 2029.0)] == [None, None]
     stage.clock.at = 2031.0

@@ -155,7 +155,7 @@ async def actor(config: Config, run_dir: Path, name: str, crash: Crash) -> None:
 def _answer(order: WorkOrder, version: int) -> Outcome:
     """Never twice the same: an answer made again shows."""
     found = Outcome([order])
-    for sample in range(order.n):
+    for sample in range(order.rows):
         head, _ = rollout(order, sample, version)
         payload = pack_payload(np.arange(1, 5), np.frombuffer(secrets.token_bytes(3), np.uint8), np.full(3, -0.5))
         found.heads.append(head)

@@ -38,7 +38,7 @@ def random_answer(actor: "RandomActor", order: WorkOrder, sample: int) -> tuple[
     rng = np.random.default_rng([int.from_bytes(order.order_id.encode()[-6:]), order.attempt, sample])
     prompt, length = rng.integers(3, 14, 4), int(rng.integers(2, 6))
     head = RolloutHead(rollout_id(order.order_id, order.attempt, sample), order.order_id, order.attempt, sample, len(prompt), length,
-                       (Span(actor.confirmed, 0, length),), "stop", order.sampling, "f0", Scored(float(sample % 2)))
+                       (Span(actor.confirmed, 0, length),), "stop", order.sampling_of(sample), "f0", Scored(float(sample % 2)))
     return head, pack_payload(prompt, rng.integers(3, 14, length), -rng.uniform(3, 4, length))
 
 
@@ -56,7 +56,7 @@ class RandomActor(LightActor):
             while not self.done and not self.stop.is_set():
                 orders = self.pull(wait_s=0.2).orders
                 if orders:
-                    self.put([self.make(self, order, sample) for order in orders for sample in range(order.n)])
+                    self.put([self.make(self, order, sample) for order in orders for sample in range(order.rows)])
                     for order in orders:
                         self.holding.pop(group_id(order))
         except Exception as error:  # noqa: BLE001 - looked at by `acting`

@@ -66,7 +66,17 @@ def make_lease(config: Config, *, seed: int = 0, version_in: int = 0, versions: 
             payloads.append(unpack_payload(heads[-1], pack_payload(prompt, ids, mu, top_ids, top_mu)))
             if anchored:
                 anchors[rollout_id, 0] = Anchor("resident", old)
-    return LeaseRows(1, version_in, group_ids, heads, payloads, anchors)
+    lease = LeaseRows(1, version_in, group_ids, heads, payloads, anchors)
+    if config.recipe.estimator == "remax":
+        give_baselines(lease, config, [float(group % 2) for group in range(len(group_ids))])
+    return lease
+
+
+def give_baselines(lease: LeaseRows, config: Config, rewards: Sequence[float]) -> None:
+    """A greedy response of 3 tokens for each group, with these rewards."""
+    greedy, n = Sampling(0.0, config.sampling.max_new_tokens), config.sampling.n
+    lease.baselines = [RolloutHead(f"{group_id}.{n}", group_id.rpartition(".")[0], 0, n, 3, 3, (Span(lease.version_in, 0, 3),), "stop",
+                                   greedy, "f", Scored(reward)) for group_id, reward in zip(lease.group_ids, rewards, strict=True)]
 
 
 def score_rows_plainly(engine: TrainEngine, lease: LeaseRows) -> list[np.ndarray]:

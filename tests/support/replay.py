@@ -214,7 +214,7 @@ def rollout(order: WorkOrder, sample: int, version: int, *, verdict: Verdict | N
         "response_len": tokens,
         "spans": spans or (Span(version, 0, tokens),),
         "finish_reason": "stop",
-        "sampling": order.sampling,
+        "sampling": order.sampling_of(sample),
         "fingerprint": fingerprint,
         "verdict": verdict or Scored(float(sample % 2)),
         "started": 1.0,
@@ -265,7 +265,7 @@ class LightActor:
             if order.version is not None:
                 assert order.version == self.confirmed, "an eval order came without its notice"
                 self.evaluated.append((order.order_id, order.version))
-            rows += [rollout(order, sample, self.confirmed, **changes) for sample in range(order.n)]
+            rows += [rollout(order, sample, self.confirmed, **changes) for sample in range(order.rows)]
             self.holding.pop(group_id(order), None)
         return self.put(rows)
 
@@ -340,6 +340,7 @@ class LightLearner:
             "weights_digest_out": notice(out).weights_digest,
             "metrics": {"loss": 0.5},
             "seconds": {"update": 0.01, "wait": 0.0},
+            "greedy_rewards": [getattr(head.verdict, "reward", None) for head in leased.baselines],
         }
         return UpdateRecord(**{**fields, **changes}), b"\0" * (5 * sum(lens)), None if skipped else notice(out)
 

@@ -32,8 +32,8 @@ from wire.record import Payload, RolloutHead, VersionNotice, WorkOrder, group_id
 
 class ReplayTwin:
     """`commit` announces a version, `queue` training orders, `evaluate` eval orders. `poison(head)` names rollouts that are quarantined;
-    `served` is where its weight files are; `done` ends the run; clearing `answering` makes it silent, like a daemon that is down. An Event
-    in `stored` is set by each Put."""
+    `served` is where its weight files are; `done` ends the run; clearing `answering` makes it silent, like a daemon that is down; requests
+    of type `deaf_to` get no answer. An Event in `stored` is set by each Put."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = self.served = run_dir
@@ -47,6 +47,7 @@ class ReplayTwin:
         self.done = False
         self.answering = asyncio.Event()
         self.answering.set()
+        self.deaf_to: type[Request] | None = None
         self.changed = asyncio.Condition()
         self.heads: dict[str, RolloutHead] = {}
         self.payloads: dict[str, Payload] = {}
@@ -91,6 +92,8 @@ class ReplayTwin:
     # The client's side.
     async def call(self, request: Request, bulk: bytes = b"") -> tuple[Reply, bytes]:
         await self.answering.wait()
+        while self.deaf_to is not None and isinstance(request, self.deaf_to):
+            await asyncio.sleep(0.01)
         if not isinstance(request, Pull):
             self.requests.append(request)
         match request:

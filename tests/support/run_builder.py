@@ -152,7 +152,7 @@ class RunBuilder:
         """Answer every sample. `spoil`: a rollout id whose mu becomes NaN on its way. `version`: of all tokens, instead of two spans."""
         heads, payloads = [], []
         for order in orders:
-            for sample in range(order.n):
+            for sample in range(order.rows):
                 head = self._head(order, sample, verdict(sample), version)
                 mu = -self.random.random(LENGTH).astype(np.float32)
                 if head.rollout_id == spoil:
@@ -182,7 +182,7 @@ class RunBuilder:
             LENGTH,
             spans,
             "stop",
-            order.sampling,
+            order.sampling_of(sample),
             "f0",
             verdict,
             started=1.0,
@@ -251,6 +251,7 @@ class RunBuilder:
             self.core.versions[version].weights_digest if notice is None else notice.weights_digest,
             METRICS,
             {"anchor": 0.25, "update": 0.5, "publish": 0.125, "wait": 1.0, "other": 0.125, "total": 2.0},
+            [head.verdict.reward for head in lease.baselines if isinstance(head.verdict, Scored)],
         )
         return Commit(self.learner, record, notice), b"".join(data.tobytes() for data in columns.values())
 

@@ -1,5 +1,6 @@
 """Exit codes, signals, parents, packages."""
 
+import asyncio
 import json
 import logging
 import os
@@ -26,6 +27,7 @@ ROOT = Path(__file__).parents[2]
         (TryAgainError("moved on"), 75, "leeway: error: moved on\n"),
         (StoreError("disk full"), 1, "leeway: error: disk full\n"),
         (KeyboardInterrupt(), 130, ""),
+        (asyncio.CancelledError(), 130, ""),
     ],
 )
 def test_exit_codes(raised: BaseException | None, code: int, line: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,11 +114,15 @@ def test_logs_are_lines_for_people_and_json_for_machines(tmp_path: Path) -> None
     root.handlers.clear()
     try:
         process.set_up_logging("replay", "INFO", tmp_path)
-        logging.getLogger("x").info("seen %d", 3)
-        logging.getLogger("x").debug("not seen")
+        logging.getLogger("replay.x").info("seen %d", 3)
+        logging.getLogger("replay.x").debug("not seen")
+        logging.getLogger().info("gcc -pthread -c x.c")  # setuptools, for each command
+        logging.getLogger("numexpr.utils").info("NumExpr defaulting to 2 threads.")
+        logging.getLogger("asyncio").warning("slow")
         for handler in root.handlers:
             handler.close()
     finally:
         root.handlers[:], root.level = handlers, level
     lines = [json.loads(line) for line in (tmp_path / "logs" / "replay.jsonl").read_text().splitlines()]
-    assert [(line["level"], line["logger"], line["message"]) for line in lines] == [("INFO", "x", "seen 3")]
+    assert [(line["level"], line["logger"], line["message"]) for line in lines] == [
+        ("INFO", "replay.x", "seen 3"), ("WARNING", "asyncio", "slow")]

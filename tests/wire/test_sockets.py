@@ -27,12 +27,19 @@ async def take(router: Router) -> Received:
     raise AssertionError("nothing came")
 
 
-@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5757", "tcp://*:5757", "tcp://10.0.0.1:5757", "tcp://example.org:5757", "ipc:///tmp/x",
-                                      "tcp://127.0.0.1.example.org:5757", "tcp://127.0.0.1", "udp://127.0.0.1:5757", ""])
+@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5757", "tcp://10.0.0.1:5757", "tcp://example.org:5757", "tcp://127.0.0.1.example.org:5757"])
 def test_addresses_beyond_loopback_need_keys(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="needs keys"):
         Router(endpoint)
     with pytest.raises(ConfigError, match="needs keys"):
+        Dealer(endpoint)
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://*:5757", "ipc:///tmp/x", "tcp://127.0.0.1", "udp://127.0.0.1:5757", ""])
+def test_what_is_no_address_and_port_is_refused(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="write it as tcp://ADDRESS:PORT"):
+        Router(endpoint)
+    with pytest.raises(ConfigError, match="write it as tcp://ADDRESS:PORT"):
         Dealer(endpoint)
 
 
