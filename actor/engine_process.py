@@ -5,7 +5,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -14,6 +13,7 @@ from actor.engine_launch import API_KEY, FOLDER, OWNER
 from actor.engine_settings import CPU_ENVIRONMENT, EngineSettings
 from actor.sglang_http import SGLangEngine
 from wire.errors import ConfigError, EngineError
+from wire.process import free_port, signal_group
 
 HERE = Path(__file__).resolve().parent
 ENGINE_ONLY = str(Path(sys.prefix) / "engine-only")
@@ -51,7 +51,10 @@ class EngineProcess:
         not ready in time; then nothing of it is left."""
         if self._process is not None:
             raise EngineError("the engine was started already; stop it first")
-        port = free_port(self.settings.port)
+        try:
+            port = free_port(wanted=self.settings.port)
+        except OSError as error:
+            raise ConfigError(f"port {self.settings.port} for the engine is in use: choose another, or 0 for any") from error
         self.url, self.api_key = f"http://127.0.0.1:{port}", self.settings.api_key or secrets.token_urlsafe(32)
         self._folder = tempfile.mkdtemp(prefix="leeway-engine-")
         # By path and with -P: neither the working directory nor our own packages are on SGLang's sys.path.
@@ -122,26 +125,6 @@ class EngineProcess:
             path = [str(HERE / "cpu_shim"), ENGINE_ONLY, os.environ.get("PYTHONPATH", "")]
             environment |= CPU_ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
         return environment
-
-
-def free_port(wanted: int) -> int:
-    """`wanted`, or any for 0, if nobody listens there."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", wanted))
-        except OSError as error:
-            raise ConfigError(f"port {wanted} for the engine is in use: choose another, or 0 for any") from error
-        return int(probe.getsockname()[1])
-
-
-def signal_group(group: int, sign: signal.Signals) -> bool:
-    """Is anybody of the group left to receive it?"""
-    try:
-        os.killpg(group, sign)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def log_tail(path: Path) -> str:

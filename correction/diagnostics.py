@@ -70,16 +70,6 @@ def ratio_summary(log_ratio_RT: Tensor | LogRatio, mask_RT: Tensor) -> dict[str,
     }
 
 
-def ratio_summary_by_lag(
-    log_ratio_RT: Tensor | LogRatio, mask_RT: Tensor, lag_RT: Tensor
-) -> dict[int, dict[str, float]]:
-    """`ratio_summary` of the tokens of each age: lag_RT = version_in minus the version that sampled the token,
-    int64."""
-    check_mask(mask_RT, lag_RT)
-    lags = torch.unique(lag_RT[mask_RT]).tolist()
-    return {lag: ratio_summary(log_ratio_RT, mask_RT & (lag_RT == lag)) for lag in lags}
-
-
 def kept_mass(log_ratio_RT: Tensor | LogRatio, keep_RT: Tensor, mask_RT: Tensor) -> float:
     """Share of the raw ratios' sum that the kept tokens hold; 0 when there is no token."""
     value_RT = plain(log_ratio_RT, LogRatio).detach()

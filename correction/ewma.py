@@ -19,9 +19,3 @@ def ewma_step(anchor: Tensor, mass: float, weights: Tensor, *, beta: float) -> t
     0."""
     mass = beta * mass + 1
     return anchor + (weights - anchor) / mass, mass
-
-
-def ewma_should_reset(active_tokens: int, trainable_tokens: int, *, threshold: float = 0.9) -> bool:
-    """Whether to set the anchor to the current weights: masks and clips leave less than `threshold` of tokens
-    active."""
-    return active_tokens < threshold * trainable_tokens

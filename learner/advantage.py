@@ -80,17 +80,6 @@ def zcpo_coefficients(rewards_R: Tensor, group_R: Tensor, mean_kl_R: Tensor, *, 
     return torch.where(scale_R > 0, coefficient_R, 0.0)
 
 
-def has_contrast(rewards_R: Tensor, group_R: Tensor) -> Tensor:
-    """Whether a response's group has two different rewards, bool [R]: DAPO's dynamic sampling drops and refills the
-    rest.
-
-    Source: DAPO, arXiv 2503.14476. For training prompts only. Status: established.
-    """
-    groups = Groups(group_R)
-    rewards_R = _checked(rewards_R, groups)
-    return groups.max(rewards_R) > groups.min(rewards_R)
-
-
 def overlong_penalty(length_R: Tensor, *, limit: int = 20480, cache: int = 4096) -> Tensor:
     """Added to the reward, [R]: 0 up to limit - cache tokens, falling linearly to -1 at limit, -1 above.
 

@@ -103,7 +103,7 @@ def check_baselines(group_ids: Sequence[str], heads: Sequence[RolloutHead], base
     for head in heads:
         if head.sampling.temperature <= 0:
             raise RunError(f"rollout {head.rollout_id} is a greedy response: its log-probs are not those it was sampled with")
-    if baselines and [f"{head.order_id}.{head.attempt}" for head in baselines] != list(group_ids):
+    if baselines and [group_id(head) for head in baselines] != list(group_ids):
         raise RunError(f"{len(baselines)} greedy responses do not belong to the {len(group_ids)} groups of the lease")
 
 

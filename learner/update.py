@@ -19,15 +19,12 @@ from learner.batch import LeaseRows, MicroBatch, Table, padded_ids, plan_steps, 
 from learner.deepspeed_engine import TrainEngine
 from learner.distribution import LOG_PROB, WholeVocabulary
 from learner.logprobs import predicting_positions
-from learner.loss import count_mask, divisors, hyper_parameters, loss_measures, micro_loss, regularisers
+from learner.loss import count_mask, divisors, loss_measures, micro_loss, regularisers
 from learner.measure import measure
-from learner.prepare import Prepared, ScoreLive, correction_choice, prepare, prox_from, scored_prox
+from learner.prepare import Prepared, ScoreLive, prepare, prox_from
 from learner.ranks import Ranks
 from wire.errors import RunError
 from wire.record import F32
-
-__all__ = ["Outcome", "Prepared", "ScoreLive", "correction_choice", "hyper_parameters", "make_columns", "micro_loss", "prepare",
-           "prox_from", "run_update", "scored_prox"]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """What `leeway run` starts: a pure function from the options to the programs, in the order in which they start."""
 
 import errno
-import socket
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +9,7 @@ from configs.arguments import Arguments
 from configs.schema import Config
 from leeway.programs import Spec
 from wire.errors import ConfigError
+from wire.process import free_port
 from wire.sockets import check_endpoint, in_use
 
 
@@ -54,11 +54,3 @@ def settle_endpoint(endpoint: str, *, keyed: bool = False) -> str:
         raise ConfigError(in_use(endpoint) if error.errno == errno.EADDRINUSE else
                           f"replay.endpoint = {endpoint!r}: cannot listen there ({error.strerror})") from None
     return f"tcp://{host}:{found}"
-
-
-def free_port(host: str, wanted: int = 0) -> int:
-    """`wanted` if nobody listens there, or any free port when 0. Raises OSError."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, wanted))
-        return probe.getsockname()[1]

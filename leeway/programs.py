@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from wire.process import CANNOT_GO_ON, PARENT
+from wire.process import CANNOT_GO_ON, PARENT, signal_group
 
 MAX_RESTARTS = 5
 """Crashes in a row after which a program is given up."""
@@ -104,7 +104,7 @@ class Program:
     def kill(self) -> None:
         """End the whole process group at once."""
         if self._process is not None:
-            _kill_group(self._process.pid)
+            signal_group(self._process.pid, signal.SIGKILL)
 
     def ended(self) -> bool:
         """True when no process is left; for a program that was told to stop."""
@@ -136,7 +136,7 @@ class Program:
         assert self._process is not None
         if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return None
-        _kill_group(self._process.pid)
+        signal_group(self._process.pid, signal.SIGKILL)
         code = self._process.wait()
         self._process = None
         with self.spec.log.open("ab") as log:
@@ -150,10 +150,3 @@ class Program:
 
 def describe(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-
-
-def _kill_group(group: int) -> None:
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # nobody left

@@ -13,7 +13,7 @@ from replay.reader import RunReader
 from replay.rows import UpdateRow
 from wire.digest import digest
 from wire.messages import UpdateRecord
-from wire.record import RolloutHead, Scored
+from wire.record import RolloutHead, Scored, group_id
 
 TRAINED_GREEDY = "SELECT rollout_id FROM rollouts WHERE json_extract(head, '$.sampling.temperature') <= 0"
 
@@ -48,7 +48,7 @@ def _stored(
         yield Finding("greedy", ids, f"the stored head is not a rollout head: {error}")
         return
     said = head.verdict.reward if isinstance(head.verdict, Scored) else None
-    if (head.rollout_id, f"{head.order_id}.{head.attempt}", said) != (rollout, group, reward):
+    if (head.rollout_id, group_id(head), said) != (rollout, group, reward):
         yield Finding("greedy", ids, f"the row says group {group}, reward {reward}; the head says {head.rollout_id}, reward {said}")
     if head.sampling.temperature != 0:
         yield Finding("greedy", ids, f"sampled at temperature {head.sampling.temperature}, which is not greedy")

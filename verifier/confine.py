@@ -1,24 +1,22 @@
 """What a worker does to itself before it runs anybody's code. Limits against accidents; not a security boundary."""
 
-import ctypes
 import fcntl
 import os
 import resource
 import signal
 
+from wire.process import set_death_signal
+
 MAX_FILE_BYTES = 16 * 2**20
-PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(lifeline: int, parent: int) -> None:
+def end_with_parent(lifeline: int, parent: int) -> None:
     """End this process group when process `parent` dies, however it dies.
 
     `lifeline` is the read end of a pipe whose only writer is the parent. When that end closes, the kernel sends SIGKILL to the whole
     group (fcntl(2), F_SETSIG): this also reaches what user code has forked. The death signal covers a writer that leaked elsewhere.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    set_death_signal(signal.SIGKILL)
     os.set_inheritable(lifeline, False)
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)

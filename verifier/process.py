@@ -14,6 +14,7 @@ import msgspec
 
 from verifier.protocol import MAX_REPLY_BYTES, PREFIX, Ready, Reply, Request, Setup, VerifyItem, frame
 from verifier.resolve import SpecError
+from wire.process import signal_group
 
 ROOT = Path(__file__).resolve().parent.parent
 START_S = 120.0
@@ -77,7 +78,7 @@ class Worker:
 
     async def kill(self) -> None:
         """End the process, its group, and whatever left the group but still carries the worker's mark in its environment."""
-        _kill_group(self._process.pid)  # safe: the process is not reaped yet, so its number is still its own
+        signal_group(self._process.pid, signal.SIGKILL)  # safe: the process is not reaped yet, so its number is still its own
         _kill_marked(self._mark)
         try:
             await asyncio.wait({self._exited}, timeout=REAP_S)
@@ -144,13 +145,6 @@ def _environment(mark: str) -> dict[str, str]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     fixed = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": ""}
     return {MARK: mark, "PYTHONPATH": path, **fixed, **{name: os.environ[name] for name in PASSED_ON if name in os.environ}}
-
-
-def _kill_group(group: int) -> None:
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        return  # all of it is gone
 
 
 def _kill_marked(mark: bytes) -> None:

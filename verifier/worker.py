@@ -12,14 +12,14 @@ from typing import BinaryIO
 import msgspec
 
 from verifier.call import call_reward
-from verifier.confine import die_with_parent, limit_resources, silence_output
+from verifier.confine import end_with_parent, limit_resources, silence_output
 from verifier.protocol import PREFIX, Ready, Reply, Request, Setup, frame
 from verifier.resolve import Reward, SpecError, resolve
 from wire.record import Failed
 
 
 def main(socket_fd: int, lifeline: int, parent: int) -> None:
-    die_with_parent(lifeline, parent)
+    end_with_parent(lifeline, parent)
     channel = socket.socket(fileno=socket_fd)
     channel.set_inheritable(False)
     stream = channel.makefile("rb")

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -49,9 +50,7 @@ def die_with_parent(signal_number: int = signal.SIGTERM) -> None:
     named = os.environ.get(PARENT, "")
     if not named.isdigit():
         return
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal_number, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    set_death_signal(signal_number)
     if os.getppid() != int(named):
         raise KeyboardInterrupt  # it died before the kernel was asked
     threading.Thread(target=_outlive_no_longer, args=(int(named),), daemon=True).start()
@@ -63,6 +62,29 @@ def _outlive_no_longer(parent: int) -> None:
         time.sleep(0.5)
     time.sleep(ORPHAN_S)
     os._exit(INTERRUPTED)
+
+
+def set_death_signal(signal_number: int) -> None:
+    """The kernel sends us `signal_number` when the thread that started us ends. Look at the parent afterwards: it may be gone."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal_number), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+
+
+def signal_group(group: int, signal_number: int) -> bool:
+    """Signal a process group. Is anybody of it left to receive it?"""
+    try:
+        os.killpg(group, signal_number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def free_port(host: str = "127.0.0.1", wanted: int = 0) -> int:
+    """`wanted` if nobody listens there, or any free port when 0. Raises OSError."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, wanted))
+        return int(probe.getsockname()[1])
 
 
 def check_packages() -> None:

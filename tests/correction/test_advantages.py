@@ -11,7 +11,6 @@ from learner.advantage import (
     ESTIMATORS,
     ema_scaled_advantages,
     group_advantages,
-    has_contrast,
     overlong_penalty,
     zcpo_coefficients,
 )
@@ -99,11 +98,6 @@ def test_zcpo_golden_numbers() -> None:
     assert shifted.tolist() == pytest.approx(coefficient.tolist(), abs=1e-12)
     assert float(coefficient.sum()) == pytest.approx(0, abs=1e-12)
     assert zcpo_coefficients(rewards(1, 1, 1, 1), ONE_GROUP, rewards(0.02, 0.01, 0.03, 0.02)).tolist() == [0.0] * 4
-
-
-def test_dynamic_sampling_keeps_groups_with_contrast() -> None:
-    group = torch.tensor([0, 1, 2, 0, 1, 0])
-    assert has_contrast(rewards(0.1, 1, 1, 0.1, 0, 0.1), group).tolist() == [False, True, False, False, True, False]
 
 
 def test_overlong_shaping() -> None:

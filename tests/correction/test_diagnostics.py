@@ -12,9 +12,8 @@ from correction.diagnostics import (
     kept_mass,
     quadrant_shares,
     ratio_summary,
-    ratio_summary_by_lag,
 )
-from correction.ewma import ewma_beta, ewma_should_reset, ewma_step
+from correction.ewma import ewma_beta, ewma_step
 
 RATIO = torch.tensor([[0.5, 2.0, math.nan], [1.0, 4.0, 1.0]], dtype=torch.float64)
 MASK = torch.tensor([[True, True, False], [True, True, True]])
@@ -49,13 +48,6 @@ def test_ratio_summary() -> None:
     assert set(ratio_summary(RATIO.log(), torch.zeros_like(MASK)).values()) == {0.0}
 
 
-def test_ratio_summary_by_lag() -> None:
-    lag = torch.tensor([[0, 2, 7], [0, 2, 2]])
-    by_lag = ratio_summary_by_lag(RATIO.log(), MASK, lag)
-    assert {k: v["max_ratio"] for k, v in by_lag.items()} == {0: 1.0, 2: 4.0}
-    assert by_lag[0]["mean_abs"] == pytest.approx(math.log(2) / 2)
-
-
 def test_kept_mass() -> None:
     keep = torch.tensor([[True, False, False], [True, False, True]])
     assert kept_mass(RATIO.log(), keep, MASK) == pytest.approx(2.5 / 8.5)
@@ -87,8 +79,3 @@ def test_ewma_anchor_is_the_normalised_sum_and_sits_in_mid_window() -> None:
     assert anchor.tolist() == pytest.approx([(0.64 + 4 - 2) / total, (0.8 + 3) / total])
     with pytest.raises(ValueError, match="window is >= 0"):
         ewma_beta(-1)
-
-
-def test_ewma_resets_below_nine_tenths_active() -> None:
-    assert not ewma_should_reset(90, 100)
-    assert ewma_should_reset(89, 100)

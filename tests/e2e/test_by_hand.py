@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from leeway.plan import free_port
 from tests.support.recompute import icepop_ppo_token_mean, open_store, read_update
 from tests.support.user_engine import ROOT, serve
+from wire.process import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.sglang, pytest.mark.deepspeed, pytest.mark.timeout(900)]
 

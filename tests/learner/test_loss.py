@@ -12,9 +12,9 @@ from configs.schema import Config
 from correction.pipeline import correct
 from correction.table import PolicyTable
 from learner.batch import LeaseRows, Table, plan_steps, tabulate
-from learner.loss import divisors, regularisers
+from learner.loss import divisors, micro_loss, regularisers
 from learner.objective import denominator_of
-from learner.update import Prepared, correction_choice, micro_loss, prepare
+from learner.prepare import Prepared, correction_choice, prepare
 from tests.support.leases import make_lease, tiny_config
 
 RECIPES = [

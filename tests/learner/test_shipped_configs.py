@@ -7,7 +7,8 @@ import pytest
 import configs
 from configs.load import load
 from correction.pipeline import check_stacking
-from learner.update import correction_choice, hyper_parameters
+from learner.loss import hyper_parameters
+from learner.prepare import correction_choice
 
 FOLDER = Path(configs.__file__).parent
 OVER = {"quantised-engine.toml": "tiny-cpu.toml", "two-node.toml": "one-gpu.toml"}

@@ -9,11 +9,12 @@ import pytest
 
 from leeway.feed import Feed
 from leeway.keys_command import main
-from leeway.plan import free_port, settle_endpoint
+from leeway.plan import settle_endpoint
 from tests.support.keys import KeyRing
 from tests.support.replay import write_prompts
 from tests.support.versions import make_model
 from wire.errors import ConfigError
+from wire.process import free_port
 
 
 def test_it_says_what_it_made_and_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from leeway.plan import free_port
 from leeway.programs import Program, Spec
+from wire.process import free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -17,11 +17,12 @@ from rich.console import Console
 
 from configs.arguments import Arguments
 from configs.load import load
-from leeway.plan import Plan, free_port, make_plan, settle_endpoint
+from leeway.plan import Plan, make_plan, settle_endpoint
 from leeway.programs import Spec
 from leeway.run import Session
 from leeway.screen import PlainScreen
 from wire.errors import ConfigError
+from wire.process import free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

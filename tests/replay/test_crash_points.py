@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.replay.test_restart import free_port
 from tests.support.replay import DaemonThread, LightActor, LightLearner, make_config, stats
 from wire.messages import Leased
+from wire.process import free_port
 
 
 class Crash(Exception):

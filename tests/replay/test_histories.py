@@ -21,7 +21,7 @@ from tests.support.replay import FakeClock, LightActor, LightLearner, make_confi
 from tests.support.torture import scaled
 from wire.errors import TryAgainError
 from wire.messages import Checkpointed, Commit, Fork, GiveBack, Leased, SampleFailure
-from wire.record import Failed, WorkOrder, pack_payload
+from wire.record import Failed, WorkOrder, group_id, pack_payload
 
 POISON = pack_payload(np.arange(4), np.ones(3), np.array([math.nan, -1, -1]))
 LIVE = "SELECT group_id, state FROM groups WHERE purpose = 'train' AND state IN ('granted', 'complete', 'leased')"
@@ -100,10 +100,10 @@ class History(RuleBasedStateMachine):
         stored = actor.put(rows, failures)
         lost = {rollout_id for rollout_id, _ in stored.quarantined + stored.refused}
         self.acknowledged |= {head.rollout_id for head, _ in rows} - lost
-        for group_id in list(actor.holding):
-            group, found = self.stage.core.book.groups.get(group_id), self.stage.core.eval_group(group_id)
+        for of in list(actor.holding):
+            group, found = self.stage.core.book.groups.get(of), self.stage.core.eval_group(of)
             if not (group and group.state == "granted" or found and found[1].held):
-                del actor.holding[group_id]
+                del actor.holding[of]
 
     @precondition(lambda self: any(actor.holding for actor in self.actors.values()))
     @rule(data=st.data())
@@ -124,7 +124,7 @@ class History(RuleBasedStateMachine):
         if not isinstance(leased, Leased):
             return
         wanted = leased.group_ids if self.config.recipe.estimator == "remax" else []
-        assert [f"{head.order_id}.{head.attempt}" for head in leased.baselines] == wanted
+        assert [group_id(head) for head in leased.baselines] == wanted
         assert all(head.sampling.temperature > 0 for head in leased.heads)
         for head in (*leased.heads, *leased.baselines):
             assert self.learner.committed - head.spans[0].version <= self.config.replay.max_staleness

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.replay.test_restart import free_port
 from tests.support.chaos import Chaos, Plan
 from tests.support.crash_main import ACTOR_POINTS, LEARNER_POINTS, REPLAY_POINTS
 from tests.support.replay import make_config
 from tests.support.torture import scaled
+from wire.process import free_port
 
 log = logging.getLogger(__name__)
 TIMES = scaled(2, 20)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from replay.reader import RunReader
-from tests.replay.test_restart import free_port
 from tests.support.chaos import Chaos
 from tests.support.crash_main import FILE_SIZE
 from tests.support.replay import LightLearner, make_config, stats
 from tests.support.torture import scaled
+from wire.process import free_port
 
 ACTORS = ("a0", "a1", "a2", "a3")
 SECONDS = scaled(20, 600)

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,14 +16,9 @@ from replay.reader import RunReader
 from tests.support.replay import LightActor, LightLearner, make_config, stats
 from wire.errors import RefusedError, TryAgainError
 from wire.messages import PROTOCOL, Hello, Pull, Stats, StatsReply, Work
+from wire.process import free_port
 
 ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Process:

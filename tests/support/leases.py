@@ -13,9 +13,10 @@ from configs.schema import Config
 from learner.batch import Anchor, LeaseRows
 from learner.deepspeed_engine import TrainEngine, digest_state
 from learner.model import load_policy, set_determinism
+from learner.prepare import ScoreLive
 from learner.ranks import join
 from learner.scoring import plan_passes, run_pass
-from learner.update import Outcome, ScoreLive, run_update
+from learner.update import Outcome, run_update
 from tests.support.tiny_model import VOCAB, make_tiny_model
 from wire.record import RolloutHead, Sampling, Scored, Span, pack_payload, unpack_payload
 

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from actor.engine_process import EngineProcess, free_port
+from actor.engine_process import EngineProcess
 from actor.engine_settings import EngineSettings
+from wire.process import free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 @contextlib.contextmanager
 def serve(model: Path, home: Path) -> Iterator[tuple[str, Path, subprocess.Popen[bytes]]]:
     """(url, file with its key, process)."""
-    port, key_file = free_port(0), home / "engine.key"
+    port, key_file = free_port(), home / "engine.key"
     key_file.write_text("a-key-of-the-user\n")
     key_file.chmod(0o600)
     process = subprocess.Popen(
