@@ -37,7 +37,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--budget", type=int, choices=BUDGETS)
     parser.add_argument("--updates", type=int, default=UPDATES)
     parser.add_argument("--again", action="store_true", help="also what is measured already")
-    parser.add_argument("--keep", action="store_true", help="leave the run's folder, some 60 MB")
+    parser.add_argument("--keep", action="store_true", help="leave the folder of the run, some 280 MB")
     return parser.parse_args(arguments)
 
 

@@ -6,7 +6,7 @@ from scripts.curves.rows import Row, read
 
 BARS = "▁▂▃▄▅▆▇█"
 LOW, HIGH = 0.3, 0.8
-POINTS = 12
+POINTS = 10
 ENGINE_NAMES = {"none": "fp32", "fp8": "fp8-rounded"}
 
 

@@ -15,7 +15,7 @@ CONFIG = "configs/tiny-cpu.toml"
 ENGINES = ("none", "fp8")
 """Values of `actor.round_weights`: the fp32 engine as it is, and the stand-in for a quantised one."""
 BUDGETS = (4, 0)
-UPDATES = 60
+UPDATES = 40
 DEMO: dict[str, Any] = {"learner.lr_warmup_updates": 5, "eval.prompts": 128, "eval.samples": 8}
 """Beside the demo's own settings (lr 3e-4, falling to a twentieth): a warm-up that fits a short run, and a held-out mean over 1,024 samples."""
 FITTED: dict[str, dict[str, Any]] = {
