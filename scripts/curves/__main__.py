@@ -16,6 +16,8 @@ from scripts.curves.plan import BUDGETS, CONFIG, ENGINES, UPDATES, Case, cases, 
 from scripts.recipe_reference import PAGE, page
 
 FELL = 0.05
+LIMIT_S = 900.0
+"""A run takes a minute or two on two quiet cores."""
 
 
 def main(arguments: list[str]) -> int:
@@ -51,7 +53,7 @@ def _case(case: Case, chosen: argparse.Namespace) -> int:
         return _say(case, known)
     name = f"curve-{case.recipe}-{case.engine}-{case.budget}".replace("_", "-")
     try:
-        run = measure(name, [CONFIG], **settings(case, chosen.updates))
+        run = measure(name, [CONFIG], limit_s=LIMIT_S, **settings(case, chosen.updates))
     except RuntimeError as error:
         rows.keep(case, source, {"failed": str(error).strip().splitlines()[-1][:200]})
         print(f"{case}: FAILED\n{error}", flush=True)

@@ -17,7 +17,7 @@ ENGINES = ("none", "fp8")
 BUDGETS = (4, 0)
 UPDATES = 40
 DEMO: dict[str, Any] = {"learner.lr_warmup_updates": 5, "eval.prompts": 128, "eval.samples": 8}
-"""Beside the demo's own settings (lr 3e-4, falling to a twentieth): a warm-up that fits a short run, and a held-out mean over 1,024 samples."""
+"""Beside the demo's own settings (lr 3e-4, falling to a twentieth): a short warm-up, and a held-out mean over 1,024 samples."""
 FITTED: dict[str, dict[str, Any]] = {
     # The demo's answers fill its 4 tokens, so that every right three-digit sum would be punished as overlong.
     "dapo": {"sampling.max_new_tokens": 5, "learner.length_bucket": 11},

@@ -1,13 +1,15 @@
 """The runs behind docs/recipes.md: which there are, when one is run again, and how they are drawn. No run is started here."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
 import scripts.curves.__main__ as program
 from configs.load import load
-from scripts.bench.runs import Measured
+from scripts.bench.runs import Measured, finished
 from scripts.curves import rows
 from scripts.curves.draw import cell, spark
 from scripts.curves.plan import CONFIG, ROOT, UPDATES, Case, cases, pointless, sets, settings, source_digest
@@ -23,7 +25,7 @@ def line(reward: float, **other: Any) -> dict[str, Any]:
 def run(first: float, last: float) -> Measured:
     heldout = {"first": {"sampled": first, "greedy": 0.6}, "last": {"sampled": last, "greedy": 0.7}}
     summary = {"updates": 2, "updates_skipped": 1, "heldout": heldout, "mean_staleness_trained": 1.234}
-    return Measured("x", summary, [line(0.5), {"reward": 0.0, "skipped": True, "time": 6.0}, line(0.7)], 1.0)
+    return Measured("x", summary, [line(0.49), {"reward": 0.0, "skipped": True, "time": 6.0}, line(0.7)], 1.0)
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """The harness on a scratch page and a scratch file, with runs that answer at once; the list fills with the names of those started."""
     names: list[str] = []
 
-    def measure(name: str, configs: list[str], **settings: object) -> Measured:
+    def measure(name: str, configs: list[str], *, limit_s: float, **settings: object) -> Measured:
         names.append(name)
         (tmp_path / "runs" / f"bench-{name}").mkdir(parents=True, exist_ok=True)
         if settings["recipe.name"] == "gspo":
@@ -78,12 +80,12 @@ def test_a_row_takes_the_place_of_the_older_one_in_the_order_of_the_plan(tmp_pat
 
 def test_what_a_row_holds() -> None:
     row = rows.learned(run(0.5, 0.6))
-    assert row["reward"] == [0.5, 0.0, 0.7] and (row["updates"], row["skipped"]) == (2, 1)
+    assert row["reward"] == [0.49, 0.0, 0.7] and (row["updates"], row["skipped"]) == (2, 1)
     assert (row["staleness"], row["masked"], row["clipped"], row["engine_ess"], row["staleness_ess"]) == (1.23, 0.25, 0.5, 1.0, 0.5)
 
 
 @pytest.mark.parametrize(("values", "points", "bars"), [
-    ([0.0, 0.3, 0.37, 0.54, 0.55, 0.79, 1.0], 7, "▁▁▂▄▅██"), ([0.3, 0.8, 0.3, 0.3], 2, "▅▁"), ([0.8], 12, "█"), ([], 12, "")])
+    ([0.0, 0.36, 0.4, 0.49, 0.52, 0.64, 1.0], 7, "▁▁▂▄▅██"), ([0.35, 0.67, 0.36, 0.36], 2, "▅▁"), ([0.8], 12, "█"), ([], 12, "")])
 def test_bars(values: list[float], points: int, bars: str) -> None:
     assert spark(values, points) == bars
 
@@ -92,7 +94,7 @@ def test_cells() -> None:
     short = {**rows.learned(run(0.5, 0.6))}
     assert cell(None, None) == "not run" and cell(None, "for budget 0") == "for budget 0"
     assert cell({"failed": "no memory"}, None) == "failed: no memory"
-    assert cell(short, None) == "▄▁▇<br>0.50 → 0.60<br>2 updates" and cell({**short, "updates": UPDATES}, None) == "▄▁▇<br>0.50 → 0.60"
+    assert cell(short, None) == "▄▁█<br>0.50 → 0.60<br>2 updates" and cell({**short, "updates": UPDATES}, None) == "▄▁█<br>0.50 → 0.60"
 
 
 def test_a_measured_case_is_not_run_again_and_a_failed_one_is(started: list[str]) -> None:
@@ -110,4 +112,11 @@ def test_a_recipe_that_fell_is_a_finding_and_the_folder_of_a_good_run_goes(start
     assert list((tmp_path / "runs").iterdir()) == []
     assert program.main(["--only", "dapo", "--engine", "fp8", "--budget", "0", "--keep"]) == 0
     assert [folder.name for folder in (tmp_path / "runs").iterdir()] == ["bench-curve-dapo-fp8-0"]
-    assert "| `grpo` | not run | not run | not run | ▄▁▇<br>0.50 → 0.40<br>2 updates |" in (tmp_path / "recipes.md").read_text()
+    assert "| `grpo` | not run | not run | not run | ▄▁█<br>0.50 → 0.40<br>2 updates |" in (tmp_path / "recipes.md").read_text()
+
+
+def test_a_run_that_hangs_is_asked_to_stop() -> None:
+    words = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit('in order')); print('begun', flush=True); time.sleep(60)"
+    assert finished([sys.executable, "-c", "print(1); raise SystemExit(3)"], 60) == (3, "1\n", "")
+    with pytest.raises(RuntimeError, match=r"(?s)begun.*in order.*not done after 2 s: stopped"):
+        finished([sys.executable, "-c", words], 2)
