@@ -29,7 +29,7 @@ def cell(row: Row | None, reason: str | None) -> str:
     if row is None:
         return "not run"
     if "failed" in row:
-        return f"failed: {row['failed']}"
+        return f"failed: {row['failed']}".replace("|", "/")
     first, last = row["heldout"]["first"]["sampled"], row["heldout"]["last"]["sampled"]
     short = "" if row["updates"] == UPDATES else f"<br>{row['updates']} updates"
     return f"{spark(row['reward'])}<br>{first:.2f} → {last:.2f}{short}"
