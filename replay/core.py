@@ -116,14 +116,15 @@ class Core:
 
     def _order(self, order_id: str, purpose: Any, row: PromptRow, n: int, sampling: Sampling, version: int | None = None,
                baseline: Sampling | None = None) -> WorkOrder:
-        return WorkOrder(order_id, 1, purpose, row.prompt_id, row.prompt, row.columns, n, sampling, version, baseline)
+        return WorkOrder(order_id, 1, purpose, row.prompt_id, row.prompt, row.columns, n, sampling, version, baseline=baseline)
 
     def grant(self, count: int, actor: str) -> list[WorkOrder]:
         """Grant up to `count` training groups to an actor, and write it."""
         orders = [self.next_order() for _ in range(count)]
         rows = []
         for order in orders:
-            group = Group(group_id(order), order.order_id, order.attempt, order.n, excused=order.excused, baseline=order.baseline is not None)
+            group = Group(group_id(order), order.order_id, order.attempt, order.n, excused=order.excused,
+                          baseline=order.baseline is not None)
             self.book.grant(group, actor, self.now)
             self.orders[group.group_id] = order
             rows.append((*self.group_row(order, "granted"), actor, group.seq, self.committed, None, encode(order)))
