@@ -24,7 +24,7 @@ from configs.schema import Config
 from verifier.pool import VerifierPool
 from wire.digest import digest_json
 from wire.errors import EngineError, LeewayError, TryAgainError, WeightsError
-from wire.messages import PROTOCOL, Applied, Engine, GiveBack, Hello, Pull, Welcome, Work
+from wire.messages import PROTOCOL, Applied, Baseline, Engine, GiveBack, Hello, Pull, Welcome, Work
 from wire.record import VersionNotice, WorkOrder, group_id
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,8 @@ class Actor:
         self._weights = PrivateWeights(run_dir, Path(model.path), actor.round_weights,
                                        fetcher=Fetcher(self._client, self._epoch, actor.fetch_weights))
         exact = (model.dtype, actor.dtype, actor.round_weights) == ("float32", "float32", "none")
-        self._service = EngineService(host, self._weights, actor.on_new_weights, ProbeCheck(exact), self._outbox.note)
+        self._check = ProbeCheck(exact)
+        self._service = EngineService(host, self._weights, actor.on_new_weights, self._check, self._outbox.note)
         self._requests = Requests(self._service)
 
     async def _start_engine(self) -> None:
@@ -94,7 +95,9 @@ class Actor:
         log.info("%s is ready: %s, %s attention", self._info.engine_version, self._info.dtype, self._info.attention)
         fingerprint = fingerprint_of(self._info, self._config.actor.round_weights, self._tokeniser.digest)
         self._fingerprint = digest_json({name: getattr(fingerprint, name) for name in fingerprint.__struct_fields__})[:16]
-        await self._client.call(Engine(self._epoch, self._fingerprint, fingerprint))
+        known, _ = await self._client.call(Engine(self._epoch, self._fingerprint, fingerprint))
+        assert isinstance(known, Baseline)
+        self._check.baseline = known.probe_mean
 
     async def _pull(self) -> None:
         """Orders and notices come in; also the heartbeat. Never waits for the engine."""

@@ -1,16 +1,19 @@
 """What actors ask for, but for Put. Each handler changes the core and returns the reply; None parks the call until something changes."""
 
 import logging
+import math
 from collections.abc import Iterable
 
 from replay.core import Core, encode
 from replay.sessions import Session
-from wire.messages import Applied, Engine, GiveBack, Note, Ok, Pull, Refusal, Reply, Work
+from wire.messages import Applied, Baseline, Engine, GiveBack, Note, Ok, Pull, Refusal, Reply, Work
 from wire.record import VersionNotice, WorkOrder, group_id
 
 log = logging.getLogger(__name__)
 LARGEST_VOCABULARY = 1 << 31
 """Token ids are int32."""
+PROBE_MEAN = "probe_mean {}"
+"""Key in `meta`, by fingerprint: the run's baseline for such engines."""
 
 
 def engine(core: Core, session: Session, request: Engine) -> Reply:
@@ -22,7 +25,8 @@ def engine(core: Core, session: Session, request: Engine) -> Reply:
     store.db.execute("INSERT OR REPLACE INTO fingerprints VALUES (?, ?)", (request.id, encode(request.fingerprint)))
     store.db.execute("UPDATE actors SET fingerprint = ? WHERE name = ?", (request.id, session.name))
     store.record("engine", {"actor": session.name, "fingerprint": request.id})
-    return Ok()
+    known = store.meta(PROBE_MEAN.format(request.id))
+    return Baseline(None if known is None else float(known))
 
 
 def applied(core: Core, session: Session, request: Applied) -> Reply:
@@ -31,11 +35,16 @@ def applied(core: Core, session: Session, request: Applied) -> Reply:
         return Refusal("again", f"version {request.version} was never committed, or was given up")
     if notice.weights_digest != request.weights_digest:
         return Refusal("protocol", f"version {request.version}: the digest that was loaded is not the committed one")
+    if not 0 <= request.probe_mean < math.inf:
+        return Refusal("protocol", f"version {request.version}: the probe differs by {request.probe_mean}")
     store = core.begin()
     session.applied.add(request.version)
     session.confirmed, session.probe = request.version, (request.probe_mean, request.probe_max)
     store.db.execute("UPDATE actors SET confirmed = ?, probe_mean = ?, probe_max = ? WHERE name = ?",
                      (request.version, request.probe_mean, request.probe_max, session.name))
+    of = store.one("SELECT fingerprint FROM actors WHERE name = ?", session.name)
+    if of is not None and store.meta(PROBE_MEAN.format(of)) is None:
+        store.set_meta(PROBE_MEAN.format(of), repr(request.probe_mean))
     store.record("applied", {"actor": session.name, "version": request.version,
                              "probe_mean": request.probe_mean, "probe_max": request.probe_max})
     return Ok()

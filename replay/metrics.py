@@ -13,11 +13,13 @@ from replay.core import Core
 from replay.store import Store
 from wire.messages import UpdateRecord
 
+SELECT_SCORED = ("SELECT reward, oldest_version, response_len FROM rollouts WHERE group_id IN (SELECT value FROM json_each(?)) "
+                 "AND reward IS NOT NULL")
+
 
 def metrics_line(core: Core, record: UpdateRecord) -> dict[str, Any]:
     """Everything that the learner measured, and what only replay knows: rewards, staleness, tokens per second, who waited."""
-    rows = core.store.rows("SELECT r.reward, r.oldest_version, r.response_len FROM rollouts r JOIN groups g USING (group_id) "
-                           "WHERE g.update_id = ? AND r.reward IS NOT NULL", record.update)
+    rows = core.store.rows(SELECT_SCORED, json.dumps(record.group_ids))
     rewards = np.array([reward for reward, _, _ in rows])
     ages = [record.version_in - oldest for _, oldest, _ in rows]
     tokens = core.store.counters.get("tokens_generated", 0)

@@ -69,6 +69,12 @@ class Engine(Message, frozen=True):
     fingerprint: Fingerprint
 
 
+class Baseline(Message, frozen=True):
+    """`probe_mean`: of the first version that an engine of this fingerprint proved in this run; None when none did."""
+
+    probe_mean: float | None
+
+
 class Pull(Message, frozen=True):
     """Asks for up to `want` orders; also the heartbeat, and renews the lease of the groups in `holding`. Waits up to `wait_s`.
     `confirmed` is the version the engine has loaded and proved (-1: none)."""
@@ -319,5 +325,5 @@ class Finished(Message, frozen=True):
 
 Request = (Hello | Stats | Engine | Pull | Put | Applied | GiveBack | Note | Fetch | Initial | Unscored | PutAnchors | Lease | Commit
            | Checkpointed | Recall | Fork | Finished)
-Reply = Welcome | Refusal | Ok | StatsReply | Work | Stored | Chunk | Rows | Leased | NotYet | Done | Committed | Recalled
+Reply = Welcome | Refusal | Ok | StatsReply | Baseline | Work | Stored | Chunk | Rows | Leased | NotYet | Done | Committed | Recalled
 AnyMessage = Request | Reply

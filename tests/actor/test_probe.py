@@ -34,10 +34,19 @@ def test_an_exact_engine_may_still_differ_by_1e_4() -> None:
         check.check(2, scored(2e-4, 2e-4), PROBE)
 
 
-@pytest.mark.parametrize(("exact", "apart"), [(True, 0.02), (False, 0.6)])
+@pytest.mark.parametrize(("exact", "apart"), [(True, 1.1e-4), (True, 0.02), (False, 0.6)])
 def test_the_first_version_has_a_bound_of_its_own(exact: bool, apart: float) -> None:
     with pytest.raises(WeightsError):
         ProbeCheck(exact).check(0, scored(apart, apart), PROBE)
+
+
+def test_an_actor_that_starts_again_is_held_to_the_runs_baseline() -> None:
+    check = ProbeCheck(exact=False)
+    check.baseline = 0.125
+    check.check(7, scored(0.375, 0.375), PROBE)
+    with pytest.raises(WeightsError, match=r"version 8: .* 0\.4 on average .* 0\.38"):
+        check.check(8, scored(0.4, 0.4), PROBE)
+    assert check.baseline == 0.125
 
 
 @pytest.mark.parametrize("answer", [[np.nan, -2.0], [-1.0], [-np.inf, -2.0], []])

@@ -2,7 +2,9 @@
 
 import asyncio
 import shutil
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.actor.conftest import Stage
@@ -146,3 +148,21 @@ async def test_a_private_copy_that_was_spoilt_is_fetched_again_after_a_restart(s
     await stage.until(lambda: "t2.1.1" in stage.replay.heads)
     assert fresh.version == 0
     await stage.finish()
+
+
+class Apart(FakeEngine):
+    """Log-probs that differ from the engine's by 0.25 nats."""
+
+    def logprobs(self, *arguments: Any, **named: Any) -> np.ndarray:
+        return super().logprobs(*arguments, **named) - np.float32(0.25)
+
+
+@pytest.mark.parametrize(("baseline", "applied"), [(None, [1]), (0.08, []), (0.09, [1])])
+async def test_an_engine_is_held_to_the_baseline_of_the_run_not_to_what_it_loads_first(
+        stage: Stage, baseline: float | None, applied: list[int]) -> None:
+    stage.replay.baseline = baseline
+    await stage.replay.commit(publish(stage.run_dir, 1, engine=Apart()))
+    await stage.start(None, dtype="bfloat16")
+    await stage.until(lambda: stage.replay.applied or stage.replay.notes)
+    assert stage.replay.applied == applied
+    assert (stage.replay.notes == []) == bool(applied)

@@ -10,6 +10,7 @@ from wire.errors import TryAgainError
 from wire.manifest import version_path
 from wire.messages import (
     Applied,
+    Baseline,
     Chunk,
     Engine,
     Fetch,
@@ -54,6 +55,7 @@ class ReplayTwin:
         self.requests: list[Request] = []
         self.holding: list[str] = []
         self.pulls = 0
+        self.baseline: float | None = None
         self.epoch = 0
 
     # What a test does and asks.
@@ -104,9 +106,11 @@ class ReplayTwin:
                 return await self._put(request, bulk), b""
             case GiveBack(group_ids=ids):
                 self.eval_held -= set(ids)
+            case Engine():
+                return Baseline(self.baseline), b""
             case Fetch():
                 return self._chunk(request)
-        assert isinstance(request, Engine | Applied | Note | GiveBack)
+        assert isinstance(request, Applied | Note | GiveBack)
         await self._wake()
         return Ok(), b""
 

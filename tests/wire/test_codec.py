@@ -15,6 +15,7 @@ from wire.errors import ProtocolError
 from wire.messages import (
     AnchorHead,
     Applied,
+    Baseline,
     Checkpointed,
     Chunk,
     Commit,
@@ -93,6 +94,7 @@ MESSAGES: list[tuple[Any, bytes]] = [
     (Pull(4, -1, 3, 1.5, ["t1.1"]), b""),
     (Work([ORDER], None, False), b""),
     (Engine(4, "f0", Fingerprint("sglang", "0.5", "float32", "x", "none", 1, False, "full", "d" * 64, 16)), b""),
+    (Baseline(1.5e-5), b""),
     (Put(4, [HEAD, HEAD], ["e" * 64] * 2, [SampleFailure("t1", 1, 1, "no_token")]), PAYLOAD * 2),
     (Stored(1, 2, [("a", "b")], []), b""),
     (Applied(4, 3, "b" * 64, 1e-6, 1e-5), b""),
