@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench.runs import Measured
-from scripts.curves.plan import ROOT, Case, cases
+from scripts.curves.plan import ROOT, WARMUP, Case, cases
 
 FILE = ROOT / "docs" / "recipe-curves.jsonl"
 
@@ -35,6 +35,7 @@ def learned(run: Measured) -> Row:
     over the updates: staleness in versions; shares of the trained tokens that were masked and clipped; ESS of old/mu and of prox/old."""
     stepped = [line for line in run.lines if not line["skipped"]]
     return {
+        "warmup": WARMUP,
         "updates": run.summary["updates"],
         "skipped": run.summary["updates_skipped"],
         "reward": [round(line["reward"], 3) for line in run.lines],

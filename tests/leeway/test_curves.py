@@ -91,8 +91,9 @@ def test_bars(values: list[float], points: int, bars: str) -> None:
 
 
 def test_cells() -> None:
-    short = {**rows.learned(run(0.5, 0.6))}
+    short = rows.learned(run(0.5, 0.6))
     assert cell(None, None) == "not run" and cell(None, "for budget 0") == "for budget 0"
+    assert cell({**short, "updates": UPDATES, "warmup": 3}, None) == "▄▁█<br>0.50 → 0.60<br>warm-up 3"
     assert cell({"failed": "no memory"}, None) == "failed: no memory"
     assert cell(short, None) == "▄▁█<br>0.50 → 0.60<br>2 updates" and cell({**short, "updates": UPDATES}, None) == "▄▁█<br>0.50 → 0.60"
 
