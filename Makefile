@@ -1,11 +1,11 @@
-# make setup | check | test | demo | bench | torture | clean
+# make setup | check | test | demo | bench | torture | curves | clean
 PYTHON ?= python3.11
 VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin
 STAMP := $(VENV)/.ready
 NAME ?= demo
 
-.PHONY: setup check test demo bench torture clean
+.PHONY: setup check test demo bench torture curves clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -28,10 +28,15 @@ demo: setup
 bench: setup
 	@$(RUN)/python -m scripts.bench
 
-# The property and fault tests, with many more random histories each
+# The property and fault tests, with many more random histories each, and then `make curves`
 torture: setup
 	@LEEWAY_TORTURE=1 $(RUN)/python -m pytest tests/wire tests/replay tests/correction tests/learner/test_killed.py \
 	  --hypothesis-profile=torture --timeout=7200
+	@$(RUN)/python -m scripts.curves
+
+# One real run of every recipe on two engines and at two budgets, into docs/recipes.md: hours; what is measured at this source is not run again
+curves: setup
+	@$(RUN)/python -m scripts.curves
 
 # Runs stay: they are yours
 clean:

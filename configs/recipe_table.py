@@ -43,7 +43,7 @@ class Recipe(Table):
     clip_low: AboveZero = 0.2
     clip_high: AboveZero = 0.2
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """ppo: where the advantage is negative, no gradient above this ratio. Usual: 3."""
+    """ppo and gppo: where the advantage is negative, no gradient above this ratio. Usual: 3."""
     cap: AboveZero = 5.0
     """cispo and minirl: the cap on the ratio (absolute)."""
     delta: AboveZero | None = None

@@ -76,8 +76,8 @@ def _objective(config: "Config") -> None:
         raise ValueError(f"recipe.objective = {recipe.objective!r} reads the frozen old probability: set recipe.base = 'old'")
     if recipe.objective == "fdiv" and recipe.delta is None:
         raise ValueError("recipe.objective = 'fdiv' needs a radius: set recipe.delta; none is published")
-    if recipe.dual_clip is not None and recipe.objective != "ppo":
-        raise ValueError(f"recipe.dual_clip belongs to ppo: leave it out with recipe.objective = {recipe.objective!r}")
+    if recipe.dual_clip is not None and recipe.objective not in ("ppo", "gppo"):
+        raise ValueError(f"recipe.dual_clip belongs to ppo and gppo: leave it out with recipe.objective = {recipe.objective!r}")
     on_prox = recipe.objective not in WITHOUT_RATIO and recipe.base == "prox" and recipe.prox == "version_in"
     if on_prox and config.learner.steps_per_update == 1:
         raise ValueError("recipe.base = 'prox' with learner.steps_per_update = 1: cur/prox is identically 1, so clipping would never act; "

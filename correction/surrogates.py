@@ -57,24 +57,27 @@ def ppo(
     """
     log_ratio_RT = policy_log_ratio(cur_RT, base_RT).value
     loss = _clipped(log_ratio_RT, advantage_R1, 1 - clip_low, 1 + clip_high)
-    if dual is None:
-        return loss
-    if not dual > 1:
-        raise ValueError(f"dual clip must be > 1, got {dual}")
-    held_RT = (advantage_R1 < 0) & (log_ratio_RT > math.log(dual))
-    return Surrogate(torch.where(held_RT, -dual * advantage_R1, loss.value_RT), sanitise(loss.slope_RT, ~held_RT))
+    return _held(loss, log_ratio_RT, advantage_R1, dual)
 
 
 def gppo(
-    cur_RT: Tensor, base_RT: Tensor, advantage_R1: Tensor, mask_RT: Tensor, *, clip_low: float, clip_high: float
+    cur_RT: Tensor,
+    base_RT: Tensor,
+    advantage_R1: Tensor,
+    mask_RT: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual: float | None = None,
 ) -> Surrogate:
     """Gradient-preserving clip: PPO's value, and where PPO is flat the boundary's slope, `-(1 +- clip) A`.
 
-    Value and slope are then the same number. Source: Klear-Reasoner, arXiv 2508.07629, and its code. Usual .2 / .28.
-    Status: established.
+    Value and slope are then the same number. dual: as in `ppo`, with slope 0 for A < 0, r > dual; the authors' code has 3.
+    Source: Klear-Reasoner, arXiv 2508.07629, and its code. Usual .2 / .28. Status: established.
     """
-    loss = _clipped(policy_log_ratio(cur_RT, base_RT).value, advantage_R1, 1 - clip_low, 1 + clip_high)
-    return Surrogate(loss.value_RT, loss.value_RT)
+    log_ratio_RT = policy_log_ratio(cur_RT, base_RT).value
+    loss = _clipped(log_ratio_RT, advantage_R1, 1 - clip_low, 1 + clip_high)
+    return _held(Surrogate(loss.value_RT, loss.value_RT), log_ratio_RT, advantage_R1, dual)
 
 
 def gspo(
@@ -213,3 +216,13 @@ def _clipped(
     free = torch.where(advantage_R1 > 0, value <= high, value >= low)
     value = torch.where(free, value, value.clamp(low, high)) * -advantage_R1
     return Surrogate(value, sanitise(value, free & (log_ratio.abs() <= LOG_RATIO_LIMIT)))
+
+
+def _held(loss: Surrogate, log_ratio_RT: Tensor, advantage_R1: Tensor, dual: float | None) -> Surrogate:
+    """The dual clip: where A < 0 and r > dual, the value is that of r = dual and the slope 0. ValueError unless dual > 1."""
+    if dual is None:
+        return loss
+    if not dual > 1:
+        raise ValueError(f"dual clip must be > 1, got {dual}")
+    held_RT = (advantage_R1 < 0) & (log_ratio_RT > math.log(dual))
+    return Surrogate(torch.where(held_RT, -dual * advantage_R1, loss.value_RT), sanitise(loss.slope_RT, ~held_RT))

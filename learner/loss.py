@@ -31,7 +31,7 @@ def hyper_parameters(recipe: Recipe) -> dict[str, Any]:
     match recipe.objective:
         case "score" | "unit":
             return {}
-        case "ppo":
+        case "ppo" | "gppo":
             return clip | {"dual": recipe.dual_clip}
         case "cispo":
             return {"cap": recipe.cap}

@@ -12,7 +12,6 @@ from rich.text import Text
 Values = Mapping[str, Any]
 UNKNOWN = "-"
 UNCOMMITTED = "no version committed yet"
-GO_ON = "the same command with --resume goes on"
 WAITS = {"learner": "the learner waits for rollouts", "actors": "the actors wait for the learner"}
 
 
@@ -110,6 +109,14 @@ def two_columns(*rows: tuple[str, str]) -> Table:
     return table
 
 
+def _next(summary: Values, run_dir: str) -> str:
+    if summary["status"] == "interrupted":
+        return "the same command with --resume goes on"
+    if summary["status"] == "failed" and summary["version_final"] is None:
+        return f"mend the cause, then `rm -r {run_dir}` and start again: nothing was generated"
+    return f"leeway audit {run_dir}; leeway report {run_dir}"
+
+
 def final(summary: Values, run_dir: str) -> RenderableType:
     """The last panel: what the run came to and where its files are."""
     books, tokens = summary["rollouts"], summary["tokens"]
@@ -129,5 +136,5 @@ def final(summary: Values, run_dir: str) -> RenderableType:
         ("record", f"{run_dir}/summary.json, metrics.jsonl, replay.sqlite"),
         ("model", f"{run_dir}/model" if summary["status"] == "done" else "not exported: the run is not done"),
         ("logs", f"{run_dir}/logs"),
-        ("next", GO_ON if summary["status"] == "interrupted" else f"leeway audit {run_dir}; leeway report {run_dir}"))
+        ("next", _next(summary, run_dir)))
     return Panel(table, title=str(summary["status"]), title_align="left", expand=False)

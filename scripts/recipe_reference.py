@@ -7,6 +7,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from leeway.recipes import Row, rows  # noqa: E402
+from scripts.curves.draw import curves  # noqa: E402
 
 PAGE = ROOT / "docs" / "recipes.md"
 
@@ -58,13 +59,13 @@ outside the books.
 
 ## All of them
 
-Every one makes three updates on one recorded batch in `make test`. Real runs with their curves are not recorded yet.
+Every one makes three updates on one recorded batch in `make test`.
 """
 
 
 def page() -> str:
     head = "\n| name | status | settings | needs | source | |\n|---|---|---|---|---|---|\n"
-    return HEAD + head + "".join(_row(row) for row in rows())
+    return HEAD + head + "".join(_row(row) for row in rows()) + "\n" + curves()
 
 
 def _row(row: Row) -> str:

@@ -100,7 +100,7 @@ def test_the_greedy_row_says_how_it_was_sampled_and_keeps_no_top_log_probs() -> 
     made = Generated(np.array([3, 2], np.int32), np.array([-1, -2], np.float32), (Span(6, 0, 1), Span(7, 1, 2)), "stop",
                      np.array([[3, 4], [2, 5]], np.int32), np.array([[-1, -3], [-2, -4]], np.float32))
     order = train(1, 1, sampling=Sampling(1.0, 4, top_logprobs=2), baseline=GREEDY)
-    outcome = collect(order, [1], [made, made], [Scored(0.0), Scored(1.0)], "f1", TIMES)
+    outcome = collect(order, [1], [made, made], [Scored(0.0), Scored(1.0)], "f1", TIMES, 16)
     assert [(head.rollout_id, head.sampling, head.verdict) for head in outcome.heads] == [
         ("t1.1.0", order.sampling, Scored(0.0)), ("t1.1.1", GREEDY, Scored(1.0))]
     assert outcome.heads[1].spans == made.spans

@@ -78,12 +78,17 @@ def spans(sql: Sql, name: str) -> str:
     return "do not cover"
 
 
+def no_head(sql: Sql, name: str) -> str:
+    sql("UPDATE eval_rollouts SET head = 'x' WHERE rollout_id = ?", name)
+    return "is not a rollout head"
+
+
 def among_the_rows(sql: Sql, name: str) -> str:
     sql("UPDATE rollouts SET head = json_set(head, '$.sampling.temperature', 0.0) WHERE rollout_id = ?", f"{name[:-1]}0")
     return "sampled at temperature 0"
 
 
-@pytest.mark.parametrize("plant", [reward, head_and_reward, gone, unheard_of, sampled, spans, among_the_rows])
+@pytest.mark.parametrize("plant", [reward, head_and_reward, gone, unheard_of, sampled, spans, no_head, among_the_rows])
 def test_a_planted_fault_is_found(run: Path, plant: Callable[[Sql, str], str]) -> None:
     with sqlite3.connect(run / "replay.sqlite") as db:
         def sql(query: str, *values: object) -> list[tuple]:

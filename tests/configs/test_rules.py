@@ -47,7 +47,7 @@ REFUSED = [
     (tree(recipe={"objective": "luspo"}), "multiplies by the response's length itself"),
     (tree(recipe={"objective": "ripo", "base": "prox"}, learner={"steps_per_update": 2}), "frozen old probability"),
     (tree(recipe={"objective": "fdiv"}), "set recipe.delta"),
-    (tree(recipe={"objective": "gspo", "dual_clip": 3.0}), "belongs to ppo"),
+    (tree(recipe={"objective": "gspo", "dual_clip": 3.0}), "belongs to ppo and gppo"),
     (tree(recipe={"prox": "ewma"}), "set recipe.base = 'prox'"),
     (tree(recipe={"prox": "ewma", "objective": "score"}), "leave recipe.prox out"),
     (tree(recipe={"filter": "sequence", "filter_low": 0.5}), "needs recipe.filter_low and recipe.filter_high"),

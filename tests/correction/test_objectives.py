@@ -147,6 +147,9 @@ def test_dual_clip_kills_the_gradient_of_a_far_token_with_negative_advantage() -
     assert gradient("ppo", 2.9, -1.0, **clip) == pytest.approx(2.9)
     assert gradient("ppo", 3.1, -1.0, **clip) == 0.0
     assert gradient("ppo", 0.5, 1.0, **clip) == pytest.approx(-0.5)
+    assert gradient("gppo", 2.9, -1.0, **clip) == pytest.approx(2.9)
+    assert gradient("gppo", 3.1, -1.0, **clip) == 0.0
+    assert gradient("gppo", 3.1, 1.0, **clip) == pytest.approx(-1.28)  # where ppo is flat too
 
 
 def test_unclipped_importance_sampling_is_ppo_with_open_bounds() -> None:

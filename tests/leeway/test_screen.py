@@ -125,6 +125,7 @@ def test_a_run_that_committed_nothing_shows_no_none() -> None:
                "heldout": {"first": nothing, "last": nothing}}
     PlainScreen(Console(file=out, width=120), 240, Path("runs/demo")).finish(summary)
     text = out.getvalue()
+    assert "`rm -r runs/demo` and start again: nothing was generated" in text
     assert "no version committed yet" in text and "mean -, oldest -, budget 2" in text
     assert "None" not in text and "- -> -" not in text
 
