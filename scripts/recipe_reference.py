@@ -18,7 +18,7 @@ Generated from `configs/recipes.py` by `scripts/recipe_reference.py`. A test hol
 A recipe is a set of settings with a name: `name = "gmc_grpo"` in `[recipe]`, or `--set recipe.name=gmc_grpo`. Keys written beside the name
 win over its settings. A later file, or `--set`, that names a recipe begins `[recipe]` anew, so it can be laid over any shipped config;
 what a recipe wants of other tables (`learner.reference`, `sampling.top_logprobs`, `learner.steps_per_update`) gives way to what is there
-already. A name that is not below only labels settings of your own.
+already. A name that is not below only labels settings of your own; one that looks like a name below with a typing error is refused.
 
 *Established*: the paper or its code says so. *Reconstructed*: the idea is published, and the last column says what is ours.
 
