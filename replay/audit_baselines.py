@@ -15,7 +15,8 @@ from wire.digest import digest
 from wire.messages import UpdateRecord
 from wire.record import RolloutHead, Scored
 
-TRAINED_GREEDY = "SELECT rollout_id FROM rollouts WHERE CASE WHEN json_valid(head) THEN json_extract(head, '$.sampling.temperature') END <= 0"
+TRAINED_GREEDY = ("SELECT rollout_id FROM rollouts "
+                  "WHERE CASE WHEN json_valid(head) THEN json_extract(head, '$.sampling.temperature') END <= 0")
 
 
 def check_baselines(run: RunReader, config: Config, story: Story) -> Iterator[Finding]:

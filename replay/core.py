@@ -119,7 +119,7 @@ class Core:
 
     def _order(self, order_id: str, purpose: Any, row: PromptRow, n: int, sampling: Sampling, version: int | None = None,
                baseline: Sampling | None = None) -> WorkOrder:
-        return WorkOrder(order_id, 1, purpose, row.prompt_id, row.prompt, row.columns, n, sampling, version, baseline)
+        return WorkOrder(order_id, 1, purpose, row.prompt_id, row.prompt, row.columns, n, sampling, version, baseline=baseline)
 
     def grant(self, count: int, actor: str) -> list[WorkOrder]:
         """Grant up to `count` training groups to an actor, and write it."""
