@@ -6,7 +6,7 @@ One attempt of an order is one group. A group settles when every sample has an o
 changes something returns the transitions, to be written with their ledger row before anybody hears of them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -14,12 +14,15 @@ from replay.budget import allowance, too_old
 
 Outcome = Literal["scored", "failed", "quarantined", "aborted"]
 NO_CONTRAST, QUARANTINED = "no_contrast", "quarantined"
+SCORED: tuple[Outcome, ...] = ("scored",)
+SCORED_OR_ABORTED: tuple[Outcome, ...] = ("scored", "aborted")
 
 
 @dataclass
 class Group:
     """`oldest_version` is that of the oldest token of a scored sample, `rewards` what the scored samples got; `touched` is monotonic.
     `excused`: attempts of its order that came to nothing through no fault of the prompt, this one included once it has.
+
     `baseline`: sample number n is the greedy baseline (ReMax). The group is complete only with its reward; it counts for `oldest_version`
     and `rewards`, and not as a scored sample.
     """
@@ -46,19 +49,10 @@ class Group:
     def scored(self) -> int:
         return sum(outcome == "scored" for sample, outcome in self.outcomes.items() if sample < self.n)
 
-    @property
-    def has_baseline(self) -> bool:
-        """True also where none is wanted."""
-        return not self.baseline or self.outcomes.get(self.n) == "scored"
-
-    @property
-    def aborted(self) -> int:
-        return sum(outcome == "aborted" for sample, outcome in self.outcomes.items() if sample < self.n)
-
-    @property
-    def baseline_failed(self) -> bool:
-        """It has no reward, and not because a weight swap aborted it."""
-        return self.baseline and self.outcomes.get(self.n) not in ("scored", "aborted")
+    def enough(self, least: int, counting: Collection[Outcome]) -> bool:
+        """Whether at least so many samples, and the baseline where one is wanted, came to one of these outcomes."""
+        samples = sum(outcome in counting for sample, outcome in self.outcomes.items() if sample < self.n)
+        return samples >= least and (not self.baseline or self.outcomes.get(self.n) in counting)
 
 
 class Transition(NamedTuple):
@@ -136,14 +130,14 @@ class GroupBook:
 
     def _settle(self, group: Group, reason: str = "incomplete_group", *, excuse: bool = False) -> Transition:
         """A group that weight swaps alone kept from being complete is excused."""
-        if group.scored >= self.min_scored and group.has_baseline:
+        if group.enough(self.min_scored, SCORED):
             if self.dynamic_sampling and len(group.rewards) < 2:
                 del self.groups[group.group_id]
                 return Transition(group, "dropped", NO_CONTRAST)
             group.state = "complete"
             return Transition(group, "complete")
         del self.groups[group.group_id]
-        excuse = excuse or group.scored + group.aborted >= self.min_scored and not group.baseline_failed
+        excuse = excuse or group.enough(self.min_scored, SCORED_OR_ABORTED)
         group.excused += excuse
         return Transition(group, "dropped", reason, requeue=excuse or self._may_try_again(group))
 

@@ -49,6 +49,18 @@ def test_without_a_greedy_reward_the_group_is_incomplete(outcome: Any) -> None:
     assert book.live == 0
 
 
+@pytest.mark.parametrize(("samples", "greedy", "excused"), [
+    (("scored", "scored"), "aborted", 1), (("aborted", "scored"), "aborted", 1), (("aborted", "aborted"), "scored", 1),
+    (("scored", "scored"), "failed", 0), (("failed", "failed"), "aborted", 0), (("aborted", "scored"), "quarantined", 0)])
+def test_only_weight_swaps_excuse_an_attempt(samples: Any, greedy: Any, excused: int) -> None:
+    book = make_book(min_scored=2)
+    group = granted(book, "x", attempt=3)
+    for sample, outcome in enumerate((*samples, greedy)):
+        settled = book.outcome("x.3", sample, outcome)
+    assert settled == Transition(group, "dropped", "incomplete_group", requeue=bool(excused))
+    assert group.excused == excused
+
+
 def test_the_greedy_response_is_no_sample() -> None:
     book = make_book(min_scored=2)
     group = granted(book, "x", attempt=3)
