@@ -38,7 +38,7 @@ class Scratch:
         self.engine = TrainEngine(policy, self.config, self.ranks)
         checkpoint.load(self.engine, run_dir, one)
         self.anchors = Anchors(self.engine, Session(self.ranks, None, Stop()), self.config, run_dir)
-        self.trainer = trainer_fingerprint(self.config)
+        self.trainer = trainer_fingerprint(self.config, policy)
         self._hold(one.saved.version, one.saved.weights_digest)
 
     def run(self, past: Past) -> Again:
