@@ -70,8 +70,8 @@ POISON: dict[str, tuple[Callable[[RolloutHead], tuple[RolloutHead, bytes]], str]
     "positive": (lambda h: with_mu(h, -1.0, -1.0, 1e-6), "log-prob of response token 2"),
     "minus infinity": (lambda h: with_mu(h, -math.inf, -1.0, -1.0), "log-prob of response token 0 is -inf"),
     "infinity": (lambda h: with_mu(h, math.inf, -1.0, -1.0), "log-prob of response token 0 is inf"),
-    "negative token": (lambda h: with_tokens(h, [1, 2, 3, 4], [7, -1, 7]), "response token id -1 is outside the vocabulary of 50"),
-    "a token beyond the vocabulary": (lambda h: with_tokens(h, [1, 2, 3, 4], [7, 50, 49]), "response token id 50 is outside"),
+    "negative token": (lambda h: with_tokens(h, [1, 2, 3, 4], [7, -1, 7]), "response token id -1 is outside the vocabulary of 50000"),
+    "a token beyond the vocabulary": (lambda h: with_tokens(h, [1, 2, 3, 4], [7, 50_000, 49_999]), "response token id 50000 is"),
     "a prompt token beyond the vocabulary": (lambda h: with_tokens(h, [1, 2, 3, 2**31 - 1], [7, 7, 7]), "prompt token id 2147483647"),
     "too few payload bytes": (lambda h: with_mu(h, -1.0, -1.0), "wrong lengths"),
     "hole in the spans": (lambda h: changed(h, spans=(Span(0, 0, 1), Span(0, 2, 3))), "spans do not cover"),
@@ -129,12 +129,12 @@ def test_the_vocabulary_is_that_of_the_engine_that_the_rollout_names(stage: Stag
     actor = stage.actor()
     actor.pull()
     order = actor.pull(want=1).orders[0]
-    actor.client.call(Engine(actor.epoch, "f1", msgspec.structs.replace(PRINT, vocabulary=51)))
+    actor.client.call(Engine(actor.epoch, "f1", msgspec.structs.replace(PRINT, vocabulary=50_001)))
     with pytest.raises(ProtocolError, match="vocabulary of 0 tokens"):
         actor.client.call(Engine(actor.epoch, "f2", msgspec.structs.replace(PRINT, vocabulary=0)))
     stage.reopen()
     actor = stage.actor()
-    rows = [with_tokens(rollout(order, sample, 0, fingerprint=f"f{1 - sample}")[0], [1, 2, 3, 4], [7, 50, 7]) for sample in (0, 1)]
+    rows = [with_tokens(rollout(order, sample, 0, fingerprint=f"f{1 - sample}")[0], [1, 2, 3, 4], [7, 50_000, 7]) for sample in (0, 1)]
     stored = actor.put(rows)
     assert (stored.stored, [rollout_id for rollout_id, _ in stored.quarantined]) == (1, ["t0000000.1.1"])
 

@@ -70,7 +70,7 @@ from wire.record import (
 from wire.sockets import Router
 
 log = logging.getLogger(__name__)
-PRINT = Fingerprint("fake", "1", "float32", "none", "none", 1, True, "full vocabulary", "0" * 64, 50)
+PRINT = Fingerprint("fake", "1", "float32", "none", "none", 1, True, "full vocabulary", "0" * 64, 50_000)
 
 
 class FakeClock(Clock):
