@@ -97,7 +97,7 @@ def test_the_export_replaces_an_older_one_whole(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no config.json; the demo's is made by"):
+    with pytest.raises(ConfigError, match="no such folder .the demo's is made by"):
         make_engine(tiny_config(make_model(tmp_path / "model", tied=False), model={"path": str(tmp_path / "nothing")}))
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/config.json").write_text("{}")
