@@ -79,10 +79,15 @@ def _link(row: LedgerRow, seq: int, head: str) -> list[Finding]:
 
 
 def _fold(story: Story, row: LedgerRow, body: dict[str, Any]) -> list[Finding]:
+    found = []
     match row.kind:
         case "put":
             story.payloads.update(body.get("rollouts", {}))
             story.heads.update(body.get("heads", {}))
+            story.produced += len(body.get("rollouts", {}))
+            if (told := body.get("produced", story.produced)) != story.produced:
+                found = [Finding("books", [f"row {row.seq}"], f"produced is {told} in this row; the rows so far stored {story.produced}")]
+                story.produced = told
         case "baseline_put":
             story.baselines.update({rollout: (payload, body["heads"][rollout]) for rollout, payload in body["rollouts"].items()})
         case "anchors":
@@ -97,12 +102,6 @@ def _fold(story: Story, row: LedgerRow, body: dict[str, Any]) -> list[Finding]:
             story.removed_versions.update(body["versions"])
         case "created" | "opened":
             _opened(story, body)
-    found = []
-    if row.kind == "put":
-        story.produced += len(body.get("rollouts", {}))
-        if (told := body.get("produced", story.produced)) != story.produced:
-            found = [Finding("books", [f"row {row.seq}"], f"produced is {told} in this row; the rows so far stored {story.produced}")]
-            story.produced = told
     if row.kind == "commit":
         story.commits[body["update"]] = body
     if row.kind == "fork":

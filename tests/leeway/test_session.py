@@ -140,7 +140,8 @@ def test_the_last_evaluation_may_take_its_time(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(screen, "show", lambda values: None)
     session = Session(Plan(spec["replay"], [spec["actor-0"]], spec["learner"]), tmp_path, "tcp://127.0.0.1:1", screen)
     session._feed.close()
-    answers = [[{"eval": 2, "answered": answered // 8}] for answered in range(200)]  # ten times LEAVE_S and more, a step now and then
+    monkeypatch.setattr("leeway.run.TICK_S", 0.02)
+    answers = [[{"eval": 2, "answered": answered // 40}] for answered in range(200)]  # 4 s: eight times LEAVE_S, a step every 0.8 s
     session._feed = ScriptedFeed([*answers, []])  # type: ignore[assignment]
     assert session.run() == 0
     assert session._feed.script == []  # type: ignore[attr-defined]
