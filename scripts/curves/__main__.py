@@ -1,5 +1,5 @@
-"""`python -m scripts.curves [--only RECIPE]... [--engine none|fp8] [--budget 0|4] [--updates N] [--again] [--keep]`: run what is not
-measured yet at this source, one after the other, each a real `leeway run` on the demo; then write docs/recipes.md anew.
+"""`python -m scripts.curves [--only RECIPE]... [--engine none|fp8] [--budget 0|4] [--updates N] [--again] [--keep] [--jobs N]`: run
+what is not measured yet at this source, each a real `leeway run` on the demo, N at a time; then write docs/recipes.md anew.
 
 A run that fails is named, and the rest go on. Exit 0: all learned or held; 1: one failed; 3: one ended more than .05 below its beginning.
 """
@@ -7,6 +7,7 @@ A run that fails is named, and the rest go on. Exit 0: all learned or held; 1: o
 import argparse
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 from configs.recipes import RECIPES
 from scripts.bench.runs import RUNS, measure
@@ -22,12 +23,10 @@ LIMIT_S = 900.0
 
 def main(arguments: list[str]) -> int:
     chosen = parse(arguments)
-    codes = set()
-    for case in cases():
-        if chosen.only and case.recipe not in chosen.only or chosen.engine not in (None, case.engine) \
-                or chosen.budget not in (None, case.budget):
-            continue
-        codes.add(_case(case, chosen))
+    some = [case for case in cases() if not (chosen.only and case.recipe not in chosen.only or chosen.engine not in (None, case.engine)
+                                             or chosen.budget not in (None, case.budget))]
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        codes = set(pool.map(lambda case: _case(case, chosen), some))
     PAGE.write_text(page())
     return 1 if 1 in codes else max(codes, default=0)
 
@@ -40,6 +39,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--updates", type=int, default=UPDATES)
     parser.add_argument("--again", action="store_true", help="also what is measured already")
     parser.add_argument("--keep", action="store_true", help="leave the folder of the run, some 280 MB")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time: two of budget 0 suit two cores")
     return parser.parse_args(arguments)
 
 

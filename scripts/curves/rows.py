@@ -1,6 +1,7 @@
 """docs/recipe-curves.jsonl: one line per measured case, kept in the order of the plan."""
 
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from scripts.bench.runs import Measured
 from scripts.curves.plan import ROOT, WARMUP, Case, cases
 
 FILE = ROOT / "docs" / "recipe-curves.jsonl"
+
+LOCK = threading.Lock()
+"""The file is read and written anew for every row, and runs end side by side."""
 
 Row = dict[str, Any]
 """recipe, engine, budget, source (digest), measured (date); then either `failed` (one line), or what `learned` gives."""
@@ -22,12 +26,13 @@ def read(path: Path = FILE) -> dict[Case, Row]:
 
 def keep(case: Case, source: str, result: Row, path: Path = FILE) -> None:
     """Put the case's row in the place of an older one. Cases of recipes that are no more are left out."""
-    known = read(path)
-    known[case] = {**case._asdict(), "source": source, "measured": time.strftime("%Y-%m-%d"), **result}
-    lines = [json.dumps(known[case]) + "\n" for case in cases() if case in known]
-    staged = path.with_suffix(".tmp")
-    staged.write_text("".join(lines))
-    staged.replace(path)
+    with LOCK:
+        known = read(path)
+        known[case] = {**case._asdict(), "source": source, "measured": time.strftime("%Y-%m-%d"), **result}
+        lines = [json.dumps(known[case]) + "\n" for case in cases() if case in known]
+        staged = path.with_suffix(".tmp")
+        staged.write_text("".join(lines))
+        staged.replace(path)
 
 
 def learned(run: Measured) -> Row:

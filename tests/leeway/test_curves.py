@@ -116,6 +116,14 @@ def test_a_recipe_that_fell_is_a_finding_and_the_folder_of_a_good_run_goes(start
     assert "| `grpo` | not run | not run | not run | ▄▁█<br>0.50 → 0.40<br>2 updates |" in (tmp_path / "recipes.md").read_text()
 
 
+def test_runs_side_by_side_keep_every_row(started: list[str]) -> None:
+    some = ["dapo", "dr_grpo", "grpo", "tis", "icepop"]
+    assert program.main([*(word for name in some for word in ("--only", name)), "--jobs", "4"]) == 3
+    assert sorted(started) == sorted(f"curve-{name}-{engine}-{budget}".replace("_", "-")
+                                     for name in some for engine in ("none", "fp8") for budget in (0, 4))
+    assert len(rows.read()) == 20
+
+
 def test_a_run_that_hangs_is_asked_to_stop() -> None:
     words = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit('in order')); print('begun', flush=True); time.sleep(60)"
     assert finished([sys.executable, "-c", "print(1); raise SystemExit(3)"], 60) == (3, "1\n", "")
