@@ -88,10 +88,6 @@ RECIPES: dict[str, Named] = {
 }
 
 
-TYPO = 0.75
-"""difflib's likeness from which an unknown name counts as a recipe's with a typing error: two letters exchanged in a name of four."""
-
-
 def full_keys(settings: Settings) -> dict[str, Any]:
     """Dotted keys throughout."""
     return {key if "." in key else f"recipe.{key}": value for key, value in settings.items()}
@@ -123,8 +119,20 @@ def check_label(tree: Mapping[str, Any]) -> None:
     runs that are there already: their settings are all written out."""
     recipe = tree.get("recipe")
     name = recipe.get("name") if isinstance(recipe, dict) else None
-    if isinstance(name, str) and name not in RECIPES and (near := difflib.get_close_matches(name, RECIPES, n=1, cutoff=TYPO)):
+    if isinstance(name, str) and name not in RECIPES and (near := [one for one in RECIPES if one_slip(name.lower(), one)]):
         raise ValueError(f"recipe.name = {name!r}: no such recipe; did you mean {near[0]}? (a label of your own must look less like one)")
+
+
+def one_slip(word: str, name: str) -> bool:
+    """Whether one slip makes `word` of `name`: a character wrong, missing or too many, or two neighbours exchanged. A digit too many is
+    none: it numbers a label (`grpo2`)."""
+    if len(word) == len(name):
+        wrong = [at for at in range(len(name)) if word[at] != name[at]]
+        exchanged = len(wrong) == 2 and wrong[1] == wrong[0] + 1 and word[wrong[0]] + word[wrong[1]] == name[wrong[1]] + name[wrong[0]]
+        return len(wrong) <= 1 or exchanged
+    if len(word) < len(name):
+        return any(name[:at] + name[at + 1 :] == word for at in range(len(name)))
+    return any(word[:at] + word[at + 1 :] == name and not word[at].isdigit() for at in range(len(word)))
 
 
 def complete(tree: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 out.
 
 Thresholds on one update: verl warns at the same ESS and mean weight. Trends compare the newest updates with the first
-ones since the watch began; a watch begins anew when the learner does.
+ones of the run.
 """
 
 from collections.abc import Mapping

@@ -1,10 +1,13 @@
 """Surrogate losses, to be minimised, each as its value and its slope. `learner.objective.token_losses` picks one by
 name.
 
-The slope, d loss / d cur, says outright what a stop-gradient would only imply: what is frozen has no part in it. All
-take cur, base (old or prox: the frozen policy) and mask, [R, T], and the advantage A, [R, 1], and return [R, T]. Masked
-slots are 0 in cur and base, and junk in the result. r = cur/base; its log is clamped, and the slope through a clamped
-r is 0.
+The slope, d loss / d cur, says outright what a stop-gradient would only imply: what is frozen has no part in it. The
+side says whose slope it is: +1 that of an upper bound on the ratio (0, or the bound's own), -1 that of a lower one, 0 the
+free ratio's. The ratio is the one that the bound is on: of a token, a prefix or a whole response.
+
+All take cur, base (old or prox: the frozen policy) and mask, [R, T], and the advantage A, [R, 1], and return [R, T].
+Masked slots are 0 in cur and base, and junk in the result. r = cur/base; its log is clamped, and the slope through a
+clamped r is 0.
 """
 
 import math
@@ -22,11 +25,13 @@ from correction.staleness import prefix_log_ratio
 class Surrogate(NamedTuple):
     value_RT: Tensor
     slope_RT: Tensor
+    side_RT: Tensor
+    """int8; of no meaning where the advantage is 0."""
 
 
 def score(cur_RT: Tensor, base_RT: Tensor, advantage_R1: Tensor, mask_RT: Tensor) -> Surrogate:
     """`-A cur`: REINFORCE's score function; base is ignored. Status: established."""
-    return Surrogate(-advantage_R1 * cur_RT, (-advantage_R1).expand_as(cur_RT))
+    return Surrogate(-advantage_R1 * cur_RT, (-advantage_R1).expand_as(cur_RT), _unbounded(cur_RT))
 
 
 def unit(cur_RT: Tensor, base_RT: Tensor, advantage_R1: Tensor, mask_RT: Tensor) -> Surrogate:
@@ -35,7 +40,7 @@ def unit(cur_RT: Tensor, base_RT: Tensor, advantage_R1: Tensor, mask_RT: Tensor)
     Source: Online IcePop (with icepop weights); NeMo-RL `force_on_policy_ratio`. Status: established.
     """
     loss_RT = (-advantage_R1).expand_as(cur_RT)
-    return Surrogate(loss_RT, loss_RT)
+    return Surrogate(loss_RT, loss_RT, _unbounded(cur_RT))
 
 
 def ppo(
@@ -77,7 +82,7 @@ def gppo(
     """
     log_ratio_RT = policy_log_ratio(cur_RT, base_RT).value
     loss = _clipped(log_ratio_RT, advantage_R1, 1 - clip_low, 1 + clip_high)
-    return _held(Surrogate(loss.value_RT, loss.value_RT), log_ratio_RT, advantage_R1, dual)
+    return _held(loss._replace(slope_RT=loss.value_RT), log_ratio_RT, advantage_R1, dual)
 
 
 def gspo(
@@ -91,7 +96,7 @@ def gspo(
     """
     mean_R = response_mean(policy_log_ratio(cur_RT, base_RT).value, mask_RT)
     loss = _clipped(mean_R[:, None], advantage_R1, 1 - clip_low, 1 + clip_high)
-    return Surrogate(loss.value_RT.expand_as(cur_RT), loss.slope_RT.expand_as(cur_RT))
+    return Surrogate(*(one_R1.expand_as(cur_RT) for one_R1 in loss))
 
 
 def luspo(
@@ -110,7 +115,7 @@ def luspo(
     """
     loss = gspo(cur_RT, base_RT, advantage_R1, mask_RT, clip_low=clip_low, clip_high=clip_high)
     length_R1 = mask_RT.sum(-1, keepdim=True)
-    return Surrogate(loss.value_RT * length_R1, loss.slope_RT * length_R1)
+    return Surrogate(loss.value_RT * length_R1, loss.slope_RT * length_R1, loss.side_RT)
 
 
 def cispo(cur_RT: Tensor, base_RT: Tensor, advantage_R1: Tensor, mask_RT: Tensor, *, cap: float) -> Surrogate:
@@ -118,8 +123,9 @@ def cispo(cur_RT: Tensor, base_RT: Tensor, advantage_R1: Tensor, mask_RT: Tensor
 
     Source: MiniMax-M1, arXiv 2506.13585; cap 5: ScaleRL, arXiv 2510.13786. Status: established.
     """
-    slope_RT = ratio(policy_log_ratio(cur_RT, base_RT).value).clamp(max=cap) * -advantage_R1
-    return Surrogate(slope_RT * cur_RT, slope_RT)
+    ratio_RT = ratio(policy_log_ratio(cur_RT, base_RT).value)
+    slope_RT = ratio_RT.clamp(max=cap) * -advantage_R1
+    return Surrogate(slope_RT * cur_RT, slope_RT, (ratio_RT > cap).to(torch.int8))
 
 
 def ripo(
@@ -203,9 +209,10 @@ def minirl(
     """
     ratio_RT = ratio(policy_log_ratio(cur_RT, base_RT).value)
     goes_on_RT = torch.where(advantage_R1 > 0, ratio_RT <= 1 + clip_high, ratio_RT >= 1 - clip_low)
-    weight_RT = ratio(cur_RT - sanitise(mu_RT, mask_RT)).clamp(max=cap)
-    slope_RT = sanitise(weight_RT, goes_on_RT) * -advantage_R1
-    return Surrogate(slope_RT * cur_RT, slope_RT)
+    weight_RT = ratio(cur_RT - sanitise(mu_RT, mask_RT))
+    slope_RT = sanitise(weight_RT.clamp(max=cap), goes_on_RT) * -advantage_R1
+    side_RT = torch.where(goes_on_RT, weight_RT > cap, (ratio_RT - 1).sign()).to(torch.int8)
+    return Surrogate(slope_RT * cur_RT, slope_RT, side_RT)
 
 
 def _clipped(
@@ -215,7 +222,8 @@ def _clipped(
     value = ratio(log_ratio)
     free = torch.where(advantage_R1 > 0, value <= high, value >= low)
     value = torch.where(free, value, value.clamp(low, high)) * -advantage_R1
-    return Surrogate(value, sanitise(value, free & (log_ratio.abs() <= LOG_RATIO_LIMIT)))
+    free = free & (log_ratio.abs() <= LOG_RATIO_LIMIT)
+    return Surrogate(value, sanitise(value, free), sanitise(log_ratio.sign().to(torch.int8), ~free))
 
 
 def _held(loss: Surrogate, log_ratio_RT: Tensor, advantage_R1: Tensor, dual: float | None) -> Surrogate:
@@ -225,4 +233,9 @@ def _held(loss: Surrogate, log_ratio_RT: Tensor, advantage_R1: Tensor, dual: flo
     if not dual > 1:
         raise ValueError(f"dual clip must be > 1, got {dual}")
     held_RT = (advantage_R1 < 0) & (log_ratio_RT > math.log(dual))
-    return Surrogate(torch.where(held_RT, -dual * advantage_R1, loss.value_RT), sanitise(loss.slope_RT, ~held_RT))
+    return Surrogate(torch.where(held_RT, -dual * advantage_R1, loss.value_RT), sanitise(loss.slope_RT, ~held_RT),
+                     loss.side_RT.masked_fill(held_RT, 1))
+
+
+def _unbounded(cur_RT: Tensor) -> Tensor:
+    return torch.zeros_like(cur_RT, dtype=torch.int8)

@@ -15,7 +15,7 @@ from learner import checkpoint, export
 from learner.anchor import Anchors
 from learner.batch import LeaseRows, read_lease
 from learner.deepspeed_engine import TrainEngine
-from learner.measure import seen_by_alarms
+from learner.measure import seen_by_alarms, watched
 from learner.publish import Publisher
 from learner.record import RecordMaker
 from learner.rerun import differences, next_past, rerun
@@ -95,6 +95,7 @@ class Learner:
             self.call(Initial(self.session.epoch, self.publish(0, None)))
         else:
             loaded = load_newest(self.engine, self.session, self.run_dir, self.committed)
+            self.watch, self.alarmed = watched(self.run_dir / "metrics.jsonl")
             self.hold(loaded.notice, self.engine.full_state())
             self.checkpointed = loaded.notice.version if loaded.checkpoint else None
             if not self.catch_up(self.committed):

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config, Recipe
-from correction.diagnostics import quadrant_shares
 from correction.masked import masked_mean, sanitise
 from correction.ratios import ratio
 from correction.reference import reference_kl
+from correction.surrogates import Surrogate
 from learner.distribution import ENTROPY, KL
-from learner.objective import WITHOUT_BASE, aggregate, denominator_of, token_losses
+from learner.objective import WITHOUT_BASE, aggregate, denominator_of, surrogate, token_losses
 from learner.prepare import Prepared
 
 RIPO_DELTA = 0.05
@@ -61,7 +61,12 @@ def divisors(recipe: Recipe, ready: Prepared, rows: list[int]) -> Divisors:
 
 def objective_losses(recipe: Recipe, ready: Prepared, rows: list[int], cur: Tensor) -> Tensor:
     """[rows, T], before correction weights."""
-    table, device = ready.table, cur.device
+    return token_losses(cur, **objective_inputs(recipe, ready, rows, cur.device))
+
+
+def objective_inputs(recipe: Recipe, ready: Prepared, rows: list[int], device: torch.device) -> dict[str, Any]:
+    """What `token_losses` and `surrogate` take beside cur."""
+    table = ready.table
     base_RT = None
     if recipe.objective not in WITHOUT_BASE:
         base = table.old_RT if recipe.base == "old" else ready.prox_RT
@@ -73,8 +78,8 @@ def objective_losses(recipe: Recipe, ready: Prepared, rows: list[int], cur: Tens
     if recipe.objective == "minirl":
         hyper["mu_RT"] = table.mu_RT[rows].to(device)
     accepted_RT = None if ready.accepted_RT is None else ready.accepted_RT[rows].to(device)
-    return token_losses(cur, base_RT, ready.advantage_R[rows].to(device), table.mask_RT[rows].to(device), objective=recipe.objective,
-                        accepted_RT=accepted_RT, **hyper)
+    return {"base_RT": base_RT, "advantage_R": ready.advantage_R[rows].to(device), "mask_RT": table.mask_RT[rows].to(device),
+            "objective": recipe.objective, "accepted_RT": accepted_RT, **hyper}
 
 
 def micro_loss(config: Config, ready: Prepared, rows: list[int], cur: Tensor, count_RT: Tensor, denominator: float) -> Tensor:
@@ -120,24 +125,23 @@ def token_kl(recipe: Recipe, ready: Prepared, rows: list[int], cur: Tensor, whol
     return reference_kl(cur, ready.ref_RT[rows].to(cur.device), mask_RT, estimator=estimator)
 
 
-def loss_measures(config: Config, ready: Prepared, cur_RT: Tensor, whole_CRT: Tensor | None) -> dict[str, Any]:
-    """active: share of the trainable tokens with an advantage that are kept and have a gradient. clipped: share of the trainable tokens
-    whose clip or cap takes the gradient away (for objectives that clip so). kl, entropy: means over the trainable tokens."""
+def whole_surrogate(recipe: Recipe, ready: Prepared, cur_RT: Tensor) -> Surrogate:
+    """The objective of every token of the lease, before correction weights: what of it is clipped is measured on this."""
+    return surrogate(cur_RT, **objective_inputs(recipe, ready, list(range(len(cur_RT))), cur_RT.device))
+
+
+def loss_measures(config: Config, ready: Prepared, slope_RT: Tensor, cur_RT: Tensor, whole_CRT: Tensor | None) -> dict[str, Any]:
+    """active: share of the trainable tokens with an advantage that are kept and have a gradient. kl, entropy: means over the trainable
+    tokens."""
     recipe, mask_RT = config.recipe, ready.table.mask_RT
-    cur_RT = cur_RT.clone().requires_grad_()
-    (slope_RT,) = torch.autograd.grad(objective_losses(recipe, ready, list(range(len(cur_RT))), cur_RT).sum(), cur_RT)
     wanted_RT = mask_RT & (ready.advantage_R != 0)[:, None]
-    flat_RT = wanted_RT & (slope_RT == 0)
-    found: dict[str, Any] = {"active": int((wanted_RT & ~flat_RT & ready.correction.keep_RT).sum()) / max(1, int(wanted_RT.sum()))}
-    if recipe.objective not in ("gppo", "cispo"):
-        found["clipped"] = int(flat_RT.sum()) / max(1, int(mask_RT.sum()))
-        base_RT = ready.table.old_RT if recipe.base == "old" or ready.prox_RT is None else ready.prox_RT
-        found["clipped_by"] = quadrant_shares(flat_RT, cur_RT - base_RT, ready.advantage_R, mask_RT)
+    active_RT = wanted_RT & (slope_RT != 0) & ready.correction.keep_RT
+    found: dict[str, Any] = {"active": int(active_RT.sum()) / max(1, int(wanted_RT.sum()))}
     if ready.start_kl_RT is not None:
         found["kl"] = float(masked_mean(ready.start_kl_RT, mask_RT))
     elif ready.ref_RT is not None:
         whole = None if recipe.kl_estimator != "full" else whole_CRT
-        kl_RT = token_kl(recipe, ready, list(range(len(cur_RT))), cur_RT.detach(), whole)
+        kl_RT = token_kl(recipe, ready, list(range(len(cur_RT))), cur_RT, whole)
         found["kl"] = float(masked_mean(kl_RT, mask_RT))
     if recipe.entropy is not None and whole_CRT is not None:
         found["entropy"] = float(masked_mean(whole_CRT[ENTROPY], mask_RT))

@@ -26,7 +26,14 @@ WITHOUT_BASE = ("score", "unit")
 AGGREGATIONS = ("token_mean", "sequence_mean", "constant", "length_weighted")
 
 
-def token_losses(
+def token_losses(cur_RT: Tensor, base_RT: Tensor | None, advantage_R: Tensor, mask_RT: Tensor, **choice: Any) -> Tensor:
+    """Loss of each token, [R, T], differentiable in cur only; exactly 0, in value and gradient, in masked slots. See `surrogate`."""
+    found = surrogate(cur_RT, base_RT, advantage_R, mask_RT, **choice)
+    return _WithSlope.apply(cur_RT, found.value_RT, found.slope_RT)
+
+
+@torch.no_grad()
+def surrogate(
     cur_RT: Tensor,
     base_RT: Tensor | None,
     advantage_R: Tensor,
@@ -35,8 +42,8 @@ def token_losses(
     objective: str,
     accepted_RT: Tensor | None = None,
     **hyper: Any,
-) -> Tensor:
-    """Loss of each token, [R, T], differentiable in cur only; exactly 0, in value and gradient, in masked slots.
+) -> surrogates.Surrogate:
+    """Loss of each token, its slope with respect to cur, and the side of the bound whose slope that is, [R, T]; 0 in masked slots.
 
     base is old or prox, whichever the recipe clips against; `score` and `unit` do without. mask is the original
     response mask: lengths and response means run over it. accepted_RT: tokens that SIS accepted take the `unit`
@@ -55,24 +62,26 @@ def token_losses(
     if accepted_RT is not None:
         check_mask(accepted_RT, mask_RT)
     wide = torch.promote_types(cur_RT.dtype, advantage_R.dtype)
-    value_RT, slope_RT = (torch.empty_like(cur_RT, dtype=wide, requires_grad=False) for _ in range(2))
-    with torch.no_grad():
-        for rows in row_blocks(mask_RT):
-            value_RT[rows], slope_RT[rows] = _surrogate(cur_RT, base_RT, advantage_R, mask_RT, accepted_RT, objective, hyper, rows)
-    return _WithSlope.apply(cur_RT, value_RT, slope_RT)
+    whole = surrogates.Surrogate(*(torch.empty_like(cur_RT, dtype=dtype, requires_grad=False) for dtype in (wide, wide, torch.int8)))
+    for rows in row_blocks(mask_RT):
+        part = _some_rows(cur_RT, base_RT, advantage_R, mask_RT, accepted_RT, objective, hyper, rows)
+        for table_RT, one_RT in zip(whole, part, strict=True):
+            table_RT[rows] = one_RT
+    return whole
 
 
-def _surrogate(cur_RT: Tensor, base_RT: Tensor, advantage_R: Tensor, mask_RT: Tensor, accepted_RT: Tensor | None, objective: str,
-               hyper: dict[str, Any], rows: slice) -> tuple[Tensor, Tensor]:
-    """Value and slope of some rows: an objective reads no other row."""
+def _some_rows(cur_RT: Tensor, base_RT: Tensor, advantage_R: Tensor, mask_RT: Tensor, accepted_RT: Tensor | None, objective: str,
+               hyper: dict[str, Any], rows: slice) -> surrogates.Surrogate:
+    """An objective reads no other row."""
     mask_RT, advantage_R1 = mask_RT[rows], advantage_R[rows, None]
     here = {name: value[rows] if isinstance(value, Tensor) else value for name, value in hyper.items()}
-    value_RT, slope_RT = OBJECTIVES[objective](
+    value_RT, slope_RT, side_RT = OBJECTIVES[objective](
         sanitise(cur_RT[rows], mask_RT), sanitise(base_RT[rows], mask_RT), advantage_R1, mask_RT, **here
     )
     if accepted_RT is not None:
         value_RT, slope_RT = (torch.where(accepted_RT[rows], -advantage_R1, one_RT) for one_RT in (value_RT, slope_RT))
-    return sanitise(value_RT, mask_RT), sanitise(slope_RT, mask_RT)
+        side_RT = sanitise(side_RT, ~accepted_RT[rows])
+    return surrogates.Surrogate(*(sanitise(one_RT, mask_RT) for one_RT in (value_RT, slope_RT, side_RT)))
 
 
 class _WithSlope(torch.autograd.Function):

@@ -19,7 +19,7 @@ from learner.batch import LeaseRows, MicroBatch, Table, padded_ids, plan_steps, 
 from learner.deepspeed_engine import TrainEngine
 from learner.distribution import LOG_PROB, WholeVocabulary
 from learner.logprobs import predicting_positions
-from learner.loss import count_mask, divisors, loss_measures, micro_loss, regularisers
+from learner.loss import count_mask, divisors, loss_measures, micro_loss, regularisers, whole_surrogate
 from learner.measure import measure
 from learner.prepare import Prepared, ScoreLive, prepare, prox_from
 from learner.ranks import Ranks
@@ -58,8 +58,9 @@ def run_update(engine: TrainEngine, ranks: Ranks, config: Config, lease: LeaseRo
     cur_RT = ranks.sum(seen.cur_RT)
     whole_CRT = None if seen.whole_CRT is None else ranks.sum(seen.whole_CRT)
     prox_RT = ready.prox_RT if ready.prox_RT is not None else prox_from(ready.table, cur_RT, lease.version_in)
-    metrics = measure(ready.table, prox_RT, cur_RT, ready.advantage_R, ready.correction, config.recipe, lease.version_in)
-    metrics |= loss_measures(config, ready, cur_RT, whole_CRT) | greedy(lease)
+    objective = whole_surrogate(config.recipe, ready, cur_RT)
+    metrics = measure(ready.table, prox_RT, cur_RT, ready.advantage_R, ready.correction, objective.side_RT, lease.version_in)
+    metrics |= loss_measures(config, ready, objective.slope_RT, cur_RT, whole_CRT) | greedy(lease)
     taken = [step for step in steps if step["stepped"]]
     metrics |= {key: float(np.mean([step[key] for step in taken])) for key in ("loss", "grad_norm", "lr")}
     remember(engine, config, ready, metrics)

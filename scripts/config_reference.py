@@ -8,6 +8,7 @@ sys.path.insert(0, str(ROOT))
 
 from configs.reference import Key, keys, tables  # noqa: E402
 from configs.schema import RESUMABLE, SHARED  # noqa: E402
+from scripts.pages import write  # noqa: E402
 
 PAGE = ROOT / "docs" / "configuration.md"
 
@@ -39,12 +40,5 @@ def _row(key: Key) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
-def main() -> int:
-    if "--check" in sys.argv:
-        return 0 if PAGE.exists() and PAGE.read_text() == page() else 1
-    PAGE.write_text(page())
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write(PAGE, page()))

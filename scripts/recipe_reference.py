@@ -8,6 +8,7 @@ sys.path.insert(0, str(ROOT))
 
 from leeway.recipes import Row, rows  # noqa: E402
 from scripts.curves.draw import curves  # noqa: E402
+from scripts.pages import write  # noqa: E402
 
 PAGE = ROOT / "docs" / "recipes.md"
 
@@ -73,12 +74,5 @@ def _row(row: Row) -> str:
     return f"| `{row.name}` | {row.status} | {settings} | {row.needs} | {row.citation} | {row.note} |\n"
 
 
-def main() -> int:
-    if "--check" in sys.argv:
-        return 0 if PAGE.exists() and PAGE.read_text() == page() else 1
-    PAGE.write_text(page())
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write(PAGE, page()))

@@ -66,12 +66,20 @@ def test_a_lone_name_that_is_no_recipe_is_refused_and_one_beside_settings_is_a_l
     assert validate(tree(recipe={"name": "mine", "objective": "cispo"})).recipe.name == "mine"
 
 
-@pytest.mark.parametrize(("name", "near"), [("gmc_grop", "gmc_grpo"), ("daop", "dapo"), ("icepopp", "icepop")])
+@pytest.mark.parametrize(("name", "near"), [
+    ("gmc_grop", "gmc_grpo"), ("daop", "dapo"), ("gpro", "grpo"), ("icepopp", "icepop"), ("dr-grpo", "dr_grpo"), ("drgrpo", "dr_grpo"),
+    ("decoupled_po", "decoupled_ppo"), ("m2p", "m2po"), ("GRPO", "grpo"),
+])
 def test_a_name_that_looks_like_a_mistyped_recipe_is_refused_beside_settings_too(tmp_path: Path, name: str, near: str) -> None:
     settings = [f"recipe.name={name}", "recipe.objective=cispo"]
     with pytest.raises(ValueError, match=f"'{name}': no such recipe; did you mean {near}\\?"):
         load([FILES / "tiny-cpu.toml"], settings)
-    assert load([FILES / "tiny-cpu.toml"], ["recipe.name=second_try", *settings[1:]]).recipe.name == "second_try"
+
+
+@pytest.mark.parametrize("name", ["second_try", "my_grpo", "grpo_v2", "grpo2", "tis_2", "gmc_grpo_low_cap", "icepop_test", "rloo_like"])
+def test_a_label_that_holds_a_recipes_name_is_no_typing_error(name: str) -> None:
+    config = load([FILES / "tiny-cpu.toml"], [f"recipe.name={name}", "recipe.objective=cispo"])
+    assert (config.recipe.name, config.recipe.objective) == (name, "cispo")
 
 
 def test_constant_is_the_longest_response_unless_it_is_given() -> None:
