@@ -24,7 +24,7 @@ from learner.start import Loaded, load_again, load_newest
 from learner.stopwatch import Stopwatch
 from learner.update import Outcome, run_update
 from wire.errors import RefusedError, RunError
-from wire.manifest import FILE, version_path
+from wire.manifest import version_path
 from wire.messages import (
     Checkpointed,
     Commit,
@@ -149,7 +149,7 @@ class Learner:
 
     def publish(self, version: int, parent: int | None) -> VersionNotice:
         """Write the live weights as `version`, on rank 0; every rank gets the notice. A version exists once it is committed."""
-        notice, state = self.publisher.publish(version, parent)
+        notice, state = self.publisher.publish(version, parent, self.session.epoch)
         notice = self.ranks.share(notice, VersionNotice)
         self.hold(notice, state)
         return notice
@@ -165,7 +165,7 @@ class Learner:
         if not outcome.skipped:
             self.raise_alarms(metrics)
         if notice is not None:
-            metrics["publish_bytes"] = (self.run_dir / notice.path / FILE).stat().st_size
+            metrics["publish_bytes"] = self.publisher.bytes
         record = self.record.make(lease, outcome, self.version, self.weights_digest, metrics, self.seconds.take())
         reply, _ = self.call(Commit(self.session.epoch, record, notice), b"".join(data for _, _, data in outcome.columns))
         assert isinstance(reply, Committed)

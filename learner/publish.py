@@ -5,12 +5,13 @@ from pathlib import Path
 
 import msgspec
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from learner.deepspeed_engine import TrainEngine
-from wire.errors import WeightsError
-from wire.manifest import FILE, MANIFEST, Manifest, Probe, check_file, version_path, write_version
+from wire.errors import TryAgainError, WeightsError
+from wire.manifest import FILE, MANIFEST, Manifest, Probe, check_file, seal_version, staged_path, version_path
 from wire.record import VersionNotice
 
 PROBE_TOKENS = 64
@@ -27,17 +28,26 @@ class Publisher:
         generator = torch.Generator().manual_seed(seed)
         length = min(PROBE_TOKENS, engine.policy.model.config.max_position_embeddings)
         self.probe_ids = torch.randint(min(tokens, engine.policy.vocabulary), (1, length), generator=generator)
+        self.bytes = 0
+        """Of the weights published last, on rank 0."""
 
-    def publish(self, version: int, parent: int | None) -> tuple[VersionNotice | None, dict[str, Tensor]]:
-        """Write the live weights as `version`. Every rank calls it; rank 0 gets the notice and the tensors."""
+    def publish(self, version: int, parent: int | None, epoch: int) -> tuple[VersionNotice | None, dict[str, Tensor]]:
+        """Write the live weights as `version`, where replay takes them from when it accepts them. Every rank calls it; rank 0 gets the
+        notice and the tensors. TryAgainError when replay has removed the folder: a later learner published this version."""
         state, probe = self.engine.full_state(), self.probe()
         if not self.engine.ranks.is_first:
             return None, {}
-        staged = self.run_dir / "weights" / f".v{version:06d}.tmp"
+        staged = self.run_dir / staged_path(version, epoch)
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir(parents=True)
-        self.write_model(staged, state)
-        return write_version(self.run_dir, staged, version, parent, probe), state
+        try:
+            self.write_model(staged, state)
+            self.bytes = (staged / FILE).stat().st_size
+            return seal_version(staged, version, parent, probe), state
+        except (OSError, SafetensorError):
+            if staged.exists():
+                raise
+            raise TryAgainError(f"version {version} was published by a later learner") from None
 
     def write_model(self, folder: Path, state: dict[str, Tensor]) -> None:
         save_file(state, folder / FILE, metadata={"format": "pt"})

@@ -8,6 +8,7 @@ from replay.core import Core, encode
 from replay.handlers_learner import add_version
 from replay.metrics import metrics_line
 from replay.sessions import Session
+from replay.weight_files import place
 from wire.codec import ITEM_SIZES
 from wire.digest import digest
 from wire.messages import Commit, Committed, Refusal, Reply, UpdateRecord
@@ -19,7 +20,7 @@ def commit(core: Core, session: Session, request: Commit, bulk: bytes) -> Reply:
     record_digest = digest(body.encode())
     if core.store.one("SELECT record_digest FROM updates WHERE update_id = ? AND state = 'committed'", record.update) == record_digest:
         return Committed(core.committed, core.store.ledger.head, core.training_done)
-    if refusal := _refuse(core, request):
+    if refusal := _refuse(core, request) or (request.notice and place(core, session, request.notice)):
         return refusal
     store, wall = core.begin(), core.clock.wall()
     core.update_times.close(wall)

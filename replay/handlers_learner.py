@@ -12,6 +12,7 @@ from replay.core import Core
 from replay.recall import recall, updates_since
 from replay.sampler import Group, Transition
 from replay.sessions import Session
+from replay.weight_files import place
 from wire.digest import digest
 from wire.errors import RunError, StoreError
 from wire.messages import (
@@ -67,6 +68,8 @@ def initial(core: Core, session: Session, request: Initial) -> Reply:
         return Ok()
     if core.next_version or request.notice.version != 0:
         return Refusal("again", f"this run already has version {core.committed}")
+    if refusal := place(core, session, request.notice):
+        return refusal
     store = core.begin()
     add_version(core, request.notice, None, None)
     store.record("version", {"notice": msgspec.to_builtins(request.notice)})
@@ -110,6 +113,8 @@ def fork(core: Core, session: Session, request: Fork) -> Reply:
     if request.checkpoint not in core.versions or request.checkpoint and not complete or request.notice.version != core.next_version:
         return Refusal("again", f"a fork from version {request.checkpoint} to {request.notice.version}: there must be a complete "
                                 f"checkpoint of it, and the new version is number {core.next_version}")
+    if refusal := place(core, session, request.notice):
+        return refusal
     store = core.begin()
     after = store.one("SELECT update_id FROM checkpoints WHERE version = ? AND state = 'complete'", request.checkpoint) or 0
     newest = dict(store.rows(NEWEST))

@@ -48,6 +48,12 @@ def version_path(version: int) -> str:
     return f"weights/v{version:06d}"
 
 
+def staged_path(version: int, epoch: int) -> str:
+    """Where the learner of this epoch writes a version, relative to the run directory. Nobody else writes there, and only replay renames it
+    to `version_path`, as it accepts the version: so a learner that was replaced cannot touch a version that is committed."""
+    return f"weights/.v{version:06d}.e{epoch}"
+
+
 def weights_digest(tensors: dict[str, TensorEntry]) -> str:
     """One digest of names, dtypes, shapes and bytes. Raises nothing: entries are already digested."""
     lines = [f"{name} {t.dtype} {t.shape} {t.digest}" for name, t in sorted(tensors.items())]
@@ -77,10 +83,14 @@ def read_entries(file: Path) -> dict[str, TensorEntry]:
 
 
 def write_version(run_dir: Path, staged: Path, version: int, parent: int | None, probe: Probe) -> VersionNotice:
-    """Turn `staged` (a folder with model.safetensors, inside `<run>/weights`) into the version: digest, manifest, fsync, rename.
+    """`seal_version` and `place_version` in one: for who has the run directory to himself."""
+    notice = seal_version(staged, version, parent, probe)
+    place_version(run_dir, staged, version)
+    return notice
 
-    A leftover of the same number is garbage (no commit row names it) and is replaced.
-    """
+
+def seal_version(staged: Path, version: int, parent: int | None, probe: Probe) -> VersionNotice:
+    """Make `staged` (a folder with model.safetensors) whole: digests, manifest, fsync."""
     file = staged / FILE
     entries = read_entries(file)
     manifest = Manifest(version, parent, "full", entries, weights_digest(entries), probe)
@@ -88,12 +98,16 @@ def write_version(run_dir: Path, staged: Path, version: int, parent: int | None,
     (staged / MANIFEST).write_bytes(body)
     for path in (file, staged / MANIFEST, staged):
         fsync(path)
+    return VersionNotice(version, version_path(version), digest(body), manifest.weights_digest)
+
+
+def place_version(run_dir: Path, staged: Path, version: int) -> None:
+    """Rename a sealed folder to the version's. A leftover of the same number is garbage (no commit row names it) and is replaced."""
     target = run_dir / version_path(version)
     if target.exists():
         shutil.rmtree(target)
     staged.rename(target)
     fsync(target.parent)
-    return VersionNotice(version, version_path(version), digest(body), manifest.weights_digest)
 
 
 def read_manifest(folder: Path, notice: VersionNotice) -> Manifest:

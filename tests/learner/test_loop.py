@@ -189,7 +189,7 @@ def test_published_and_live_weights_must_have_one_digest(config: Config) -> None
     with LearningDaemon(config) as daemon:
         learner = daemon.learner()
         learner.start()
-        notice, state = learner.publisher.publish(1, 0)
+        notice, state = learner.publisher.publish(1, 0, 1)
         assert notice is not None
         with pytest.raises(RunError, match="are not the live ones"):
             learner.anchors.published(notice, {name: tensor + 1 for name, tensor in state.items()})

@@ -1,5 +1,6 @@
 """Version folders: what is live is what is written, under names that transformers and SGLang know, and the probe says so."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,8 @@ from learner.deepspeed_engine import digest_state
 from learner.export import export
 from learner.publish import Publisher, read_version
 from tests.support.leases import make_engine, tiny_config
-from wire.errors import ConfigError, WeightsError
-from wire.manifest import check_file, read_manifest
+from wire.errors import ConfigError, TryAgainError, WeightsError
+from wire.manifest import check_file, place_version, read_manifest, staged_path
 
 pytestmark = pytest.mark.deepspeed
 
@@ -34,8 +35,11 @@ def test_a_version_loads_by_itself_and_holds_the_live_bits(tmp_path: Path, tied:
     config = tiny_config(make_model(tmp_path / "model", tied=tied), model={"path": str(tmp_path / "model"), "dtype": dtype})
     engine = make_engine(config)
     publisher = Publisher(engine, tmp_path, tmp_path / "model", 14, 0)
-    notice, state = publisher.publish(3, 2)
+    notice, state = publisher.publish(3, 2, 7)
     assert notice is not None
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == [".v000003.e7"]  # replay takes it from there
+    assert publisher.bytes == (tmp_path / "weights/.v000003.e7/model.safetensors").stat().st_size
+    place_version(tmp_path, tmp_path / staged_path(3, 7), 3)
     folder = tmp_path / "weights/v000003"
     manifest = read_manifest(folder, notice)
     check_file(folder / "model.safetensors", manifest)
@@ -73,7 +77,8 @@ def test_the_probe_is_the_models_own_log_probs(tmp_path: Path) -> None:
 def test_a_stored_version_that_was_changed_is_refused_and_a_missing_one_is_none(tmp_path: Path) -> None:
     config = tiny_config(make_model(tmp_path / "model", tied=False))
     publisher = Publisher(make_engine(config), tmp_path, tmp_path / "model", 14, 0)
-    publisher.publish(1, 0)
+    publisher.publish(1, 0, 7)
+    place_version(tmp_path, tmp_path / staged_path(1, 7), 1)
     file = tmp_path / "weights/v000001/model.safetensors"
     tensors = load_file(file)
     tensors["model.norm.weight"] = tensors["model.norm.weight"] + np.float32(1e-3)
@@ -81,6 +86,18 @@ def test_a_stored_version_that_was_changed_is_refused_and_a_missing_one_is_none(
     with pytest.raises(WeightsError, match=r"the digest of model.norm.weight does not match"):
         read_version(tmp_path, 1)
     assert read_version(tmp_path, 2) is None
+
+
+def test_a_learner_whose_folder_was_swept_tries_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_config(make_model(tmp_path / "model", tied=False))
+    publisher = Publisher(make_engine(config), tmp_path, tmp_path / "model", 14, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Publisher, "write_model", lambda *_: shutil.rmtree(tmp_path / "weights"))
+        with pytest.raises(TryAgainError, match="version 1 was published by a later learner"):
+            publisher.publish(1, 0, 7)
+    monkeypatch.setattr(publisher, "companions", {"no/such/folder": b""})
+    with pytest.raises(FileNotFoundError):  # what goes wrong while the folder is there stays what it is
+        publisher.publish(1, 0, 7)
 
 
 def test_the_export_replaces_an_older_one_whole(tmp_path: Path) -> None:

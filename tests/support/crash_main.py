@@ -28,9 +28,10 @@ from replay.reader import RunReader
 from replay.start import open_core, read_prompts
 from replay.store import Storage
 from tests.support.replay import PRINT, rollout
-from tests.support.run_builder import TRAINER, RunBuilder
+from tests.support.run_builder import PROBE, TRAINER, RunBuilder
 from wire.digest import digest
 from wire.errors import ConfigError
+from wire.manifest import seal_version, staged_path
 from wire.messages import (
     PROTOCOL,
     AnchorHead,
@@ -183,9 +184,11 @@ class Learner(RunBuilder):
             self.client.call(Initial(self.learner, self._know(self._publish(0, None))))
 
     def _publish(self, version: int, parent: int | None) -> VersionNotice:
-        for leftover in (self.run_dir / "weights" / "staged", self.run_dir / "weights" / f"v{version:06d}"):
-            shutil.rmtree(leftover, ignore_errors=True)  # of a life that did not come to its commit
-        found = super()._publish(version, parent)
+        staged = self.run_dir / staged_path(version, self.learner)
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir(parents=True)
+        self.write_weights(staged, version)
+        found = seal_version(staged, version, parent, PROBE)
         self.crash("weight_files")
         return found
 

@@ -18,6 +18,7 @@ from learner.deepspeed_engine import TrainEngine, digest_state
 from learner.publish import Publisher, read_version
 from learner.ranks import Ranks
 from tests.support.leases import TABLES, live_scorer, make_engine, make_lease, tiny_config, update
+from wire.manifest import place_version, staged_path
 
 CASES: dict[str, dict[str, Any]] = {
     "zero 0": {"zero_stage": 0}, "zero 2": {"zero_stage": 2}, "zero 3": {"zero_stage": 3},
@@ -54,7 +55,9 @@ def run_case(model: Path, out: Path, name: str, learner: dict[str, Any]) -> dict
     gradient = [first_moment(engine, parameter) for parameter in engine.parameters.values()]
     scored = score_with(engine, lease)
     folder = out / name.replace(" ", "-")
-    notice, state = Publisher(engine, folder, model, 48, 0).publish(1, 0)
+    notice, state = Publisher(engine, folder, model, 48, 0).publish(1, 0, 1)
+    if engine.ranks.is_first:
+        place_version(folder, folder / staged_path(1, 1), 1)
     facts = {"loss": first.steps[0]["loss"], "grad_norm": first.steps[0]["grad_norm"], "initial": initial, "scored": scored,
              "gradient": torch.cat(gradient).tolist()}
     if engine.ranks.is_first:

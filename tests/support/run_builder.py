@@ -62,6 +62,7 @@ METRICS = {
     "loss": 0.5, "grad_norm": 1.0, "mismatch": FACTOR, "staleness_ratio": FACTOR, "update_ratio": FACTOR, "masked": 0.0, "capped": 0.0,
     "clipped": 0.25, "ess_corrected": 0.9}  # fmt: skip
 TRAINER = json.dumps({"torch": "twin"})
+PROBE = Probe([1, 2, 3], [-1.0, -2.0])
 
 
 class RunBuilder:
@@ -128,7 +129,7 @@ class RunBuilder:
         staged = self.run_dir / "weights" / "staged"
         staged.mkdir()
         self.write_weights(staged, version)
-        return write_version(self.run_dir, staged, version, parent, Probe([1, 2, 3], [-1.0, -2.0]))
+        return write_version(self.run_dir, staged, version, parent, PROBE)
 
     def write_weights(self, folder: Path, version: int) -> None:
         save_file({"w": np.full((4, 3), version, np.float32), "b": np.arange(4, dtype=np.float32)}, folder / FILE)
