@@ -2,9 +2,12 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from replay import retention
+from replay.backlog import Backlog
 from replay.core import Core
 from replay.handlers import Call, arrive, handle
 from replay.metrics import MetricsFile
@@ -27,13 +30,24 @@ LATE_LEARNER_S = 120.0
 """How long the replay of a run that had already finished waits for a learner that may have been started with it."""
 
 
+class Answered(NamedTuple):
+    """A reply that waits for the commit. `account`: whom its bulk is put on."""
+
+    peer: bytes
+    seq: int
+    reply: Reply
+    bulk: bytes = b""
+    account: str = ""
+
+
 class Daemon:
     def __init__(self, core: Core, router: Router, crash_point: Callable[[str], None] = lambda name: None) -> None:
         self.core, self.router, self.crash_point = core, router, crash_point
         self.metrics = MetricsFile(core.run_dir)
         self.watchdog = Watchdog(core, core.config.logging.watchdog_s)
         self.parked: list[Call] = []
-        self.replies: list[tuple[bytes, int, Reply, bytes]] = []
+        self.replies: deque[Answered] = deque()
+        self.backlog = Backlog(core, self.under_way)
         self._ticked = 0.0
         self._started = core.now
 
@@ -58,6 +72,7 @@ class Daemon:
         if drained:  # a sign of life that has arrived counts
             self.let_time_act()
         self.answer_parked()
+        self.answer_backlog()
         self.commit_if_due(drained)
 
     # ------------------------------------------------------------ steps
@@ -65,6 +80,8 @@ class Daemon:
         deadlines = [call.deadline - self.core.now for call in self.parked]
         if (due := self.core.store.due_in(self.core.now)) is not None:
             deadlines.append(due)
+        if (look := self.backlog.look_in_s()) is not None:
+            deadlines.append(look)
         return max(0.0, min([TICK_S, *deadlines]))
 
     def take_messages(self) -> bool:
@@ -79,28 +96,35 @@ class Daemon:
                 continue
             call = arrive(self.core, received.peer, seq, request, bulk, received.who)
             self.parked = [before for before in self.parked if not _replaced(before, call)]
-            self.answer(call, parked=False)
+            if isinstance(waits := self.backlog.take(call), Refusal):
+                self.replies.append(Answered(call.peer, call.seq, waits))
+            elif not waits:
+                self.answer(call, parked=False)
         return False
 
     def refuse_unread(self, peer: bytes, error: ProtocolError) -> None:
         self.core.begin().count("messages_refused")
         log.warning("a message was refused: %s", error)
         if error.seq is not None and error.seq >= 0:
-            self.replies.append((peer, error.seq, Refusal("protocol", str(error)), b""))
+            self.replies.append(Answered(peer, error.seq, Refusal("protocol", str(error))))
 
     def answer(self, call: Call, *, parked: bool) -> bool:
         try:
             answer = handle(self.core, call, parked=parked)
         except RunError as error:
-            self.replies.append((call.peer, call.seq, Refusal("refused", str(error)), b""))
+            self.replies.append(Answered(call.peer, call.seq, Refusal("refused", str(error))))
             raise
         if answer is None:
             if not parked:
                 self.parked.append(call)
             return False
         reply, bulk = answer if isinstance(answer, tuple) else (answer, b"")
-        self.replies.append((call.peer, call.seq, reply, bulk))
+        self.replies.append(Answered(call.peer, call.seq, reply, bulk, self.backlog.account(call)))
         return True
+
+    def under_way(self, account: str) -> int:
+        """Bytes for this account that are still in this process."""
+        return self.router.under_way(account) + sum(len(one.bulk) for one in self.replies if one.account == account)
 
     def let_time_act(self) -> None:
         if self.core.now - self._ticked >= TICK_S:
@@ -113,6 +137,10 @@ class Daemon:
 
     def answer_parked(self) -> None:
         self.parked = [call for call in self.parked if not self.answer(call, parked=True)]
+
+    def answer_backlog(self) -> None:
+        while (call := self.backlog.next()) is not None:
+            self.answer(call, parked=False)
 
     def commit_if_due(self, drained: bool) -> None:
         """Replies never leave while something is uncommitted: what they say must be on disk first. While messages keep coming they share a
@@ -138,10 +166,10 @@ class Daemon:
             retention.sweep(self.core.store.db, self.core.run_dir)
 
     def send_replies(self) -> None:
-        for peer, seq, reply, bulk in self.replies:
-            if not self.router.send(peer, encode(seq, reply, bulk)):
+        while self.replies:  # each is let go as it is sent: it may be large
+            one = self.replies.popleft()
+            if not self.router.send(one.peer, encode(one.seq, one.reply, one.bulk), one.account):
                 log.debug("a reply found nobody: the peer reconnected or is gone, and will ask again")
-        self.replies.clear()
         self.crash_point("after_replies")
 
     # ------------------------------------------------------------ the end
@@ -166,7 +194,7 @@ class Daemon:
         """The run cannot go on: whoever waits, or asks within a few seconds, is told why. The socket stays open as long, as what was sent
         to a peer and not read by it goes with the connection."""
         self.core.store.commit()
-        self.replies += [(call.peer, call.seq, Refusal("refused", reason), b"") for call in self.parked]
+        self.replies += [Answered(call.peer, call.seq, Refusal("refused", reason)) for call in self.parked + self.backlog.give_up()]
         self.parked.clear()
         self.send_replies()
         loop = asyncio.get_running_loop()
@@ -179,7 +207,7 @@ class Daemon:
                 except ProtocolError as error:
                     self.refuse_unread(received.peer, error)
                 else:
-                    self.replies.append((received.peer, seq, Refusal("refused", reason), b""))
+                    self.replies.append(Answered(received.peer, seq, Refusal("refused", reason)))
             self.send_replies()
         await asyncio.sleep(TICK_S)
 

@@ -31,8 +31,8 @@ def fetch(core: Core, session: Session, request: Fetch) -> Reply | tuple[Reply, 
 
 
 def place(core: Core, session: Session, notice: VersionNotice) -> Refusal | None:
-    """Put the files that this learner staged where the version's belong, before the version is written to the store. So `weights/vN` is what
-    commit N says at every instant: nobody but replay writes there, and not after the commit. Does nothing when they are there already:
+    """Put the files that this learner staged where the version's belong, before the version is written to the store. So `weights/vN` is
+    what commit N says at every instant: nobody but replay writes there, and not after the commit. Does nothing when they are there already:
     replay may have ended between the renaming and the commit. StoreError when it cannot be done."""
     staged, target = core.run_dir / staged_path(notice.version, session.epoch), core.run_dir / version_path(notice.version)
     try:

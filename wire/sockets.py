@@ -24,6 +24,8 @@ LOOPBACK = re.compile(r"tcp://(127\.\d+\.\d+\.\d+|localhost|\[::1\]):(\d+|\*)")
 ZAP_DOMAIN = "leeway"
 """Naming a domain makes libzmq refuse everyone when nobody answers for it; without one it would let everyone in."""
 HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+LARGE = zmq.COPY_THRESHOLD
+"""Bytes from which on a message is not copied into ZeroMQ's memory, so that its end can be seen."""
 FRAMES_KEPT = 4
 """A message has two frames; a few more are kept so that the decoder can say what is wrong, the rest are dropped unread."""
 
@@ -103,6 +105,7 @@ class Router:
         self._poller = zmq.asyncio.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._plain: zmq.Socket = zmq.Socket.shadow(self._socket.underlying)
+        self._large: dict[str, list[tuple[int, zmq.MessageTracker]]] = {}
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
@@ -133,15 +136,26 @@ class Router:
     def _who(self, frame: zmq.Frame) -> Known | None:
         return None if self._keys is None else self._keys.allowed[str(frame.get("User-Id")).encode()]
 
-    def send(self, peer: bytes, frames: list[bytes]) -> bool:
-        """False when the peer is gone or does not read."""
+    def send(self, peer: bytes, frames: list[bytes], account: str = "") -> bool:
+        """False when the peer is gone or does not read. A large message that is put on an account counts in `under_way`."""
+        message = join(frames)
+        watched = bool(account) and len(message) >= LARGE
         try:
-            self._plain.send_multipart([peer, join(frames)], zmq.NOBLOCK)
+            tracker = self._plain.send_multipart([peer, message], zmq.NOBLOCK, copy=not watched, track=watched)
         except zmq.ZMQError as error:
             if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 return False
             raise
+        if watched:
+            self._large.setdefault(account, []).append((len(message), tracker))
         return True
+
+    def under_way(self, account: str) -> int:
+        """Bytes of large messages of this account that ZeroMQ still holds: neither given to the network nor dropped with a connection."""
+        left = [one for one in self._large.pop(account, []) if not one[1].done]
+        if left:
+            self._large[account] = left
+        return sum(size for size, _ in left)
 
     def close(self) -> None:
         """What was sent last may be lost: whoever must hear it is given time before."""
