@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from replay.baselines import BASELINES, baseline_order
@@ -18,6 +19,7 @@ from wire.messages import Put, Refusal, Reply, SampleFailure, Stored
 from wire.record import ABORTED, ABORTED_WITHOUT_TOKEN, Failed, RolloutHead, Scored, group_id
 
 log = logging.getLogger(__name__)
+_json = msgspec.json.Encoder().encode
 INSERT_ROLLOUT = "INSERT INTO rollouts VALUES (?, ?, ?, ?, ?, NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 INSERT_SPAN = 'INSERT INTO spans (rollout_id, span, version, start, "end", kv_clean) VALUES (?, ?, ?, ?, ?, ?)'
 WATCH_FROM = 100
@@ -109,17 +111,19 @@ def _store_train(core: Core, session: Session, items: list[Item], tally: Tally) 
     if not sound:
         return 0
     store, wall = core.store, core.clock.wall()
-    rollouts, spans, aborted = [], [], 0
-    for head, payload, digest, order in sound:
+    rollouts, spans, heads, aborted = [], [], {}, 0
+    for head, payload, told, order in sound:
         outcome = _outcome(head)
         state, reason = ("dropped", ABORTED) if outcome == "aborted" else ("buffered", None)
         reward, failure = (head.verdict.reward, None) if isinstance(head.verdict, Scored) else (None, head.verdict.reason)
         oldest, newest = head.spans[0].version, head.spans[-1].version
-        rollouts.append((head.rollout_id, group_id(order), head.sample, state, reason, session.name, head.response_len, oldest, newest,
-                         reward, failure, encode(head), bytes(payload), digest, wall))
+        of, text = group_id(order), _json(head)
+        rollouts.append((head.rollout_id, of, head.sample, state, reason, session.name, head.response_len, oldest, newest,
+                         reward, failure, text.decode(), payload, told, wall))
+        heads[head.rollout_id] = digest_of(text)
         spans += [(head.rollout_id, i, s.version, s.start, s.end, s.kv_clean) for i, s in enumerate(head.spans)]
         aborted += outcome == "aborted"
-        _settle(core, tally, group_id(order), head.sample, outcome, oldest, reward)
+        _settle(core, tally, of, head.sample, outcome, oldest, reward)
         if outcome != "aborted":
             core.verdicts.append(_why(head) if outcome == "failed" else None)
     store.db.executemany(INSERT_ROLLOUT, rollouts)
@@ -128,7 +132,7 @@ def _store_train(core: Core, session: Session, items: list[Item], tally: Tally) 
     store.count(PRODUCED, len(sound))
     store.record("put", {"actor": session.name, "produced": int(store.counters[PRODUCED]),
                          "rollouts": {item.head.rollout_id: item.digest for item in sound},
-                         "heads": {row[0]: digest_of(row[11].encode()) for row in rollouts}, "aborted": aborted})
+                         "heads": heads, "aborted": aborted})
     _count_tokens(core, [item.head for item in sound])
     return len(sound)
 
@@ -179,7 +183,7 @@ def _outside_the_books(item: Item, eval_id: int, version: int | None) -> tuple[A
     head, order = item.head, item.order
     reward, failure = (head.verdict.reward, None) if isinstance(head.verdict, Scored) else (None, head.verdict.reason)
     return (head.rollout_id, eval_id, group_id(order), order.purpose, version, head.response_len, reward, failure, encode(head),
-            bytes(item.payload))
+            item.payload)
 
 
 def _insert_outside(core: Core, rows: list[tuple[Any, ...]]) -> None:

@@ -3,6 +3,7 @@
 The heads are checked one by one, the numbers of a whole Put at once.
 """
 
+import math
 from collections.abc import Collection, Container, Mapping, Sequence
 from typing import NamedTuple
 
@@ -62,7 +63,7 @@ def _head_fault(item: Item, versions: Collection[int], fingerprints: Container[s
         return f"unknown engine fingerprint {head.fingerprint!r}"
     if isinstance(head.verdict, Scored) and not abs(head.verdict.reward) <= LARGEST_REWARD:
         return f"reward is {head.verdict.reward}"
-    if not np.isfinite(head.started + head.finished + head.engine_seconds + head.verdict.seconds) or head.finished < head.started:
+    if not math.isfinite(head.started + head.finished + head.engine_seconds + head.verdict.seconds) or head.finished < head.started:
         return "its times are not a span of time"
     if digest(item.payload) != item.digest:
         return "payload does not match its digest"

@@ -96,11 +96,18 @@ def _unpack(header: bytes) -> Any:
         raise ProtocolError(f"header is not msgpack: {error or type(error).__name__}") from None
     level = [tree]
     for _ in range(MAX_DEPTH):
-        level = [child for node in level if type(node) in (list, dict) for child in (node if type(node) is list else node.values())]
-        if not level:
+        deeper: list[Any] = []
+        for node in level:
+            kind = type(node)
+            if kind is list:
+                deeper += node
+            elif kind is dict:
+                deeper += node.values()
+            elif kind is int and node > MAX_INT:  # the store cannot hold it
+                raise ProtocolError(f"a number above {MAX_INT}")
+        if not deeper:
             return tree
-        if any(type(node) is int and node > MAX_INT for node in level):
-            raise ProtocolError(f"a number above {MAX_INT}")  # the store cannot hold it
+        level = deeper
     raise ProtocolError(f"header is nested deeper than {MAX_DEPTH}")
 
 

@@ -9,8 +9,8 @@ from blake3 import blake3
 
 def digest(*parts: bytes | memoryview) -> str:
     """Digest of the concatenation of `parts`."""
-    hasher = blake3()
-    for part in parts:
+    hasher = blake3(parts[0]) if parts else blake3()
+    for part in parts[1:]:
         hasher.update(part)
     return hasher.hexdigest()
 

@@ -40,6 +40,21 @@ def test_a_put_is_stored_with_its_spans_and_ledger_row(stage: Stage) -> None:
     assert body["rollouts"]["t0000000.1.0"] == digest(payload)
 
 
+def test_what_was_put_is_stored_to_the_byte_and_the_ledger_names_those_bytes(stage: Stage) -> None:
+    stage.learner()
+    actor = stage.actor()
+    actor.pull()
+    order = actor.pull(want=1).orders[0]
+    sent = [rollout(order, sample, 0, verdict=Scored(1.0, "détail \u2192 \U0001f600", "exact", 0.25)) for sample in range(2)]
+    actor.put(sent)
+    rows = stage.rows("SELECT rollout_id, typeof(head), CAST(head AS BLOB), typeof(payload), payload, payload_digest FROM rollouts "
+                      "ORDER BY sample")
+    assert rows == [(head.rollout_id, "text", msgspec.json.encode(head), "blob", payload, digest(payload)) for head, payload in sent]
+    body = json.loads(stage.rows("SELECT body FROM ledger WHERE kind = 'put'")[0][0])
+    assert body["heads"] == {name: digest(head) for name, _, head, _, _, _ in rows}
+    assert body["rollouts"] == {name: told for name, _, _, _, _, told in rows}
+
+
 def test_a_resend_is_a_duplicate(stage: Stage) -> None:
     stage.learner()
     actor = stage.actor()

@@ -143,8 +143,7 @@ def body(**fields: Any) -> list[bytes]:
     return [msgpack.packb([7, fields]), b""]
 
 
-def nested(depth: int) -> Any:
-    value: Any = 0
+def nested(depth: int, value: Any = 0) -> Any:
     for _ in range(depth):
         value = [value]
     return value
@@ -192,6 +191,19 @@ REFUSED: dict[str, list[bytes]] = {
 def test_refused(name: str) -> None:
     with pytest.raises(ProtocolError):
         decode(REFUSED[name])
+
+
+@pytest.mark.parametrize("depth", [0, 1, 12])
+def test_a_number_that_the_store_cannot_hold_is_refused_at_any_depth(depth: int) -> None:
+    frames = body(type="statsreply", values={"a": nested(depth, 2**63 - 1), "b": {}})
+    assert decode(frames)[1] == StatsReply({"a": nested(depth, 2**63 - 1), "b": {}})
+    with pytest.raises(ProtocolError, match="a number above 9223372036854775807"):
+        decode(body(type="statsreply", values={"a": nested(depth, 2**63), "b": {}}))
+
+
+def test_one_level_beyond_the_deepest_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="nested deeper than 16"):
+        decode(body(type="statsreply", values={"a": nested(13)}))
 
 
 def test_the_number_of_a_request_that_is_not_understood_is_kept() -> None:
