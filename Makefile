@@ -4,6 +4,7 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin
 STAMP := $(VENV)/.ready
 NAME ?= demo
+JOBS ?= 1
 
 .PHONY: setup check test demo bench torture curves clean
 .DEFAULT_GOAL := setup
@@ -28,11 +29,9 @@ demo: setup
 bench: setup
 	@$(RUN)/python -m scripts.bench
 
-# The property and fault tests, with many more random histories each, and then `make curves`
+# Every part of docs/reliability.md with all it can do, then `make curves`; the rest go on when a part fails. Single parts: python -m scripts.torture PART...
 torture: setup
-	@LEEWAY_TORTURE=1 $(RUN)/python -m pytest tests/wire tests/replay tests/correction tests/learner/test_killed.py \
-	  --hypothesis-profile=torture --timeout=7200
-	@$(RUN)/python -m scripts.curves
+	@$(RUN)/python -m scripts.torture -j $(JOBS); parts=$$?; $(RUN)/python -m scripts.curves && exit $$parts
 
 # One real run of every recipe on two engines and at two budgets, into docs/recipes.md: hours; what is measured at this source is not run again
 curves: setup

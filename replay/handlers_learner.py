@@ -9,6 +9,7 @@ import numpy as np
 
 from replay.baselines import baselines_of
 from replay.core import Core
+from replay.rebuild import evaluated, last_metrics
 from replay.recall import recall, updates_since
 from replay.sampler import Group, Transition
 from replay.sessions import Session
@@ -132,6 +133,7 @@ def fork(core: Core, session: Session, request: Fork) -> Reply:
                updates=lost, versions=orphaned)
     counts = dict(store.rows("SELECT skipped, count(*) FROM updates WHERE state = 'committed' GROUP BY skipped"))
     core.stepped, core.skipped = counts.get(0, 0), counts.get(1, 0)
+    core.last_metrics = last_metrics(core)
     core.plan_evaluation()
     log.warning("the learner went back to version %d: %d updates are lost, version %d goes on from there", request.checkpoint, len(lost),
                 request.notice.version)
@@ -151,7 +153,7 @@ def _forget_evaluations(core: Core, checkpoint: int) -> None:
                      "(SELECT eval_id FROM evals WHERE version > ? AND state = 'pending')", (checkpoint,))
     store.db.execute("UPDATE evals SET state = 'lost' WHERE version > ? AND state = 'pending'", (checkpoint,))
     core.evals = [current for current in core.evals if current.version <= checkpoint]
-    core.evaluated = [updates for updates, in store.rows("SELECT updates FROM evals WHERE state != 'lost' AND version <= ?", checkpoint)]
+    core.evaluated = evaluated(core)
 
 
 # ---------------------------------------------------------------- anchors

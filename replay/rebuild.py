@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from typing import Any
 
 import msgspec
 
@@ -43,8 +44,13 @@ def _updates(core: Core) -> None:
     core.next_update = max((update for update, _, _ in rows), default=0) + 1
     counts = Counter(bool(skipped) for _, skipped, state in rows if state == "committed")
     core.stepped, core.skipped = counts[False], counts[True]
-    if last := core.store.one("SELECT metrics FROM updates WHERE state = 'committed' ORDER BY update_id DESC LIMIT 1"):
-        core.last_metrics = json.loads(last)
+    core.last_metrics = last_metrics(core)
+
+
+def last_metrics(core: Core) -> dict[str, Any]:
+    """Of the newest update that no fork has undone."""
+    found = core.store.one("SELECT metrics FROM updates WHERE state = 'committed' ORDER BY update_id DESC LIMIT 1")
+    return json.loads(found) if found else {}
 
 
 def _sessions(core: Core) -> None:
@@ -105,7 +111,7 @@ def _outcome_of(reason: str) -> Outcome:
 def _evals(core: Core) -> None:
     store = core.store
     core.next_eval = (store.one("SELECT max(eval_id) FROM evals") or 0) + 1
-    core.evaluated = [updates for updates, in store.rows("SELECT updates FROM evals WHERE state != 'lost'")]
+    core.evaluated = evaluated(core)
     for eval_id, version, updates in store.rows("SELECT eval_id, version, updates FROM evals WHERE state = 'pending' ORDER BY eval_id"):
         groups = {group_id: EvalGroup(msgspec.json.decode(text, type=WorkOrder)) for group_id, text in store.rows(
             "SELECT group_id, work_order FROM groups WHERE eval_id = ? ORDER BY rowid", eval_id)}
@@ -116,6 +122,12 @@ def _evals(core: Core) -> None:
         core.evals.append(EvalRound(eval_id, version, updates, groups))
         _give_back_to_holder(core.evals[-1], dict(store.rows(
             "SELECT group_id, actor FROM groups WHERE eval_id = ? AND state = 'granted'", eval_id)), core.now)
+
+
+def evaluated(core: Core) -> list[int]:
+    """The update counts that need no further evaluation: theirs is planned or done, and no fork has undone the version it is of."""
+    return [updates for updates, in core.store.rows("SELECT e.updates FROM evals e JOIN versions v USING (version) "
+                                                    "WHERE e.state != 'lost' AND v.state = 'live' ORDER BY eval_id")]
 
 
 def _give_back_to_holder(current: EvalRound, held: dict[str, str], now: float) -> None:

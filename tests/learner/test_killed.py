@@ -18,6 +18,7 @@ from replay.reader import RunReader
 from replay.summary import summary
 from tests.support.learning import LearningDaemon, RandomActor, make_run_config
 from tests.support.nursery import POINTS, Nursery
+from tests.support.torture import scaled, tell
 
 pytestmark = [pytest.mark.deepspeed, pytest.mark.timeout(600)]
 UPDATES = 6
@@ -84,7 +85,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Each point once; in `make torture` five times, spread over the run."""
     if "kill" not in metafunc.fixturenames:
         return
-    times = 5 if metafunc.config.getoption("--hypothesis-profile") == "torture" else 1
+    times = scaled(1, 5)
     kills = [(point, max(1, round(LAST[point] * (turn + 1) / (times + 1)))) for point in POINTS for turn in range(times)]
     metafunc.parametrize("kill", kills, ids=[f"{point} {count}" for point, count in kills])
 
@@ -98,9 +99,11 @@ def test_the_undisturbed_run_is_worth_comparing_with(filled: Filled) -> None:
 
 def test_killed_once_every_version_is_that_of_the_undisturbed_run(filled: Filled, kill: tuple[str, int], tmp_path: Path) -> None:
     assert facts(run_copy(filled, tmp_path, [kill])) == filled.wanted
+    tell(kills=1, runs_equal_to_the_undisturbed=1)
 
 
 def test_killed_at_every_point_in_turn_and_while_it_catches_up(filled: Filled, tmp_path: Path) -> None:
     kills = [("lease", 1), ("forward", 4), ("step", 3), ("commit", 1), ("forward", 1), ("weight files", 1), ("checkpoint", 1), ("step", 1),
              ("commit", 2)]
     assert facts(run_copy(filled, tmp_path, kills)) == filled.wanted
+    tell(kills=len(kills), runs_equal_to_the_undisturbed=1)

@@ -1,26 +1,36 @@
 """The WAL cut, zeroed and flipped; the database and the version files flipped: the acknowledged prefix, or a named refusal."""
 
+import json
+import os
 import shutil
 import sqlite3
 import struct
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from configs.schema import Config
 from replay.start import open_core, read_prompts
 from replay.verify import verify
 from tests.support.run_builder import RunBuilder, small_run
-from tests.support.torture import TORTURE
+from tests.support.torture import IN_MEMORY, TORTURE, mine, tell
 from wire.errors import LeewayError, StoreError
-from wire.manifest import FILE
+from wire.manifest import FILE, MANIFEST
 
 STEP = 1 if TORTURE >= 1 else 64
 HEADER, FRAME = 32, 24
 """Bytes of the WAL's header, and of a frame's beside its page."""
 SETTLED = "SELECT rollout_id, state, head, payload, payload_digest FROM rollouts ORDER BY 1"
+
+
+@pytest.fixture
+def ram() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY, prefix="leeway-") as folder:
+        yield Path(folder)
 
 
 class State(NamedTuple):
@@ -79,11 +89,11 @@ def reopened(folder: Path, database: bytes, wal: bytes) -> tuple[int, str, int]:
         return seq, head, db.execute("SELECT count(*) FROM rollouts").fetchone()[0]
 
 
-def places(wal: bytes) -> Iterable[int]:
+def places(wal: bytes) -> Sequence[int]:
     """Frame edges, the bytes beside them, and every STEP-th byte."""
     page, = struct.unpack(">I", wal[8:12])
     edges = range(HEADER, len(wal) + 1, FRAME + page)
-    return sorted({at for edge in edges for at in (edge - 1, edge, edge + 1) if at <= len(wal)} | set(range(0, len(wal), STEP)))
+    return mine(sorted({at for edge in edges for at in (edge - 1, edge, edge + 1) if at <= len(wal)} | set(range(0, len(wal), STEP))))
 
 
 def prefix(states: list[State], intact: int) -> tuple[int, str, int]:
@@ -97,38 +107,42 @@ def test_the_wal_holds_several_commits(crashed: Crashed) -> None:
 
 
 @pytest.mark.timeout(3600)
-def test_a_wal_cut_anywhere_gives_the_acknowledged_prefix(crashed: Crashed, tmp_path: Path) -> None:
+def test_a_wal_cut_anywhere_gives_the_acknowledged_prefix(crashed: Crashed, ram: Path) -> None:
     seen = set()
     for at in places(crashed.wal):
-        found = reopened(tmp_path, crashed.database, crashed.wal[:at])
+        found = reopened(ram, crashed.database, crashed.wal[:at])
         assert found == prefix(crashed.states, at), at
         seen.add(found)
     assert len(seen) >= 5
+    tell(WALs_cut=len(places(crashed.wal)))
 
 
 @pytest.mark.timeout(3600)
-def test_a_tail_of_zeros_is_no_record(crashed: Crashed, tmp_path: Path) -> None:
+def test_a_tail_of_zeros_is_no_record(crashed: Crashed, ram: Path) -> None:
     for at in places(crashed.wal):
-        found = reopened(tmp_path, crashed.database, crashed.wal[:at] + bytes(len(crashed.wal) - at))
+        found = reopened(ram, crashed.database, crashed.wal[:at] + bytes(len(crashed.wal) - at))
         assert found == prefix(crashed.states, at) or crashed.wal[at:].strip(b"\0") == b"", at
+    tell(WALs_zeroed=len(places(crashed.wal)))
 
 
 @pytest.mark.timeout(3600)
-def test_a_bit_flipped_in_the_wal_ends_it_there(crashed: Crashed, tmp_path: Path) -> None:
+def test_a_bit_flipped_in_the_wal_ends_it_there(crashed: Crashed, ram: Path) -> None:
     page, = struct.unpack(">I", crashed.wal[8:12])
-    for at in places(crashed.wal):
-        if at >= len(crashed.wal):
-            continue
+    flipped = [at for at in places(crashed.wal) if at < len(crashed.wal)]
+    refused = 0
+    for at in flipped:
         damaged = bytearray(crashed.wal)
-        damaged[at] ^= 1 << at % 8
+        damaged[at] ^= 1 << at // STEP % 8
         frame = max(0, (at - HEADER) // (FRAME + page))
         intact = HEADER + frame * (FRAME + page) if at >= HEADER else 0
         try:
-            found = reopened(tmp_path, crashed.database, bytes(damaged))
+            found = reopened(ram, crashed.database, bytes(damaged))
         except sqlite3.DatabaseError:  # a named refusal
             assert at < HEADER
+            refused += 1
             continue
         assert found == prefix(crashed.states, intact) or at < HEADER and found == crashed.states[-1][1:], at  # its counter is not read
+    tell(WALs_flipped=len(flipped), of_them_refused=refused)
 
 
 @pytest.fixture(scope="module")
@@ -139,39 +153,53 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def flips(data: bytes) -> Iterator[tuple[int, bytes]]:
-    for at in range(0, len(data), STEP):
-        yield at, data[:at] + bytes([data[at] ^ (1 << at // STEP % 8)]) + data[at + 1:]
+@contextmanager
+def flipped(file: Path, at: int, byte: int) -> Iterator[None]:
+    """One bit of the file is another, for as long."""
+    handle = os.open(file, os.O_WRONLY)
+    try:
+        os.pwrite(handle, bytes([byte ^ 1 << at // STEP % 8]), at)
+        yield
+        os.pwrite(handle, bytes([byte]), at)
+    finally:
+        os.close(handle)
+
+
+def read(store: Path) -> list[Any]:
+    with closing(sqlite3.connect(store)) as db:
+        return db.execute(SETTLED).fetchall()
 
 
 @pytest.mark.timeout(7200)
-def test_a_bit_flipped_in_the_database_never_passes_for_what_was_acknowledged(small: Path, tmp_path: Path) -> None:
+def test_a_bit_flipped_in_the_database_never_passes_for_what_was_acknowledged(small: Path, ram: Path) -> None:
     """Either every rollout reads as it was, or `verify` has findings."""
-    run = Path(shutil.copytree(small, tmp_path / "run"))
-    store, whole = run / "replay.sqlite", (small / "replay.sqlite").read_bytes()
-    with closing(sqlite3.connect(store)) as db:
-        expected = db.execute(SETTLED).fetchall()
-    changed = 0
-    for at, damaged in flips(whole):
-        store.write_bytes(damaged)
-        try:
-            with closing(sqlite3.connect(store)) as db:
-                same = db.execute(SETTLED).fetchall() == expected
-        except (sqlite3.Error, UnicodeDecodeError):
-            same = False
-        if not same:
-            changed += 1
-            assert verify(run).findings, at
+    run = Path(shutil.copytree(small, ram / "run"))
+    store, whole, expected = run / "replay.sqlite", (small / "replay.sqlite").read_bytes(), read(small / "replay.sqlite")
+    assert len(expected) == 21
+    places, changed, missed = mine(range(0, len(whole), STEP)), 0, []
+    for at in places:
+        with flipped(store, at, whole[at]):
+            try:
+                same = read(store) == expected
+            except (sqlite3.Error, UnicodeDecodeError):
+                same = False
+            if not same:
+                changed += 1
+                missed += [] if verify(run).findings else [at]
+    assert store.read_bytes() == whole  # nothing that was looked at is still damaged
+    assert missed == []
     assert changed > 100
+    tell(databases_flipped=len(places), of_them_with_another_rollout=changed, not_found_by_verify=len(missed))
 
 
-def test_replay_refuses_a_damaged_store_by_name(small: Path, tmp_path: Path) -> None:
-    """It opens it and every rollout is sound, or it says what is wrong; no other error escapes."""
-    run = Path(shutil.copytree(small, tmp_path / "run"))
+@pytest.mark.timeout(7200)
+def test_replay_refuses_a_damaged_store_by_name(small: Path, ram: Path) -> None:
+    """It opens it, or it says what is wrong; no other error escapes. (What it hands out it checks: the test below.)"""
+    run = Path(shutil.copytree(small, ram / "run"))
     store, whole = run / "replay.sqlite", (small / "replay.sqlite").read_bytes()
     build = Rebuilt(run)
-    refused = 0
-    for at in range(0, len(whole), max(STEP, len(whole) // 400)):
+    places, refused = mine(range(0, len(whole), 1 if STEP == 1 else len(whole) // 400)), 0
+    for at in places:
         store.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1:])
         try:
             build.open()
@@ -180,14 +208,11 @@ def test_replay_refuses_a_damaged_store_by_name(small: Path, tmp_path: Path) -> 
         for end in ("-wal", "-shm"):
             store.with_name(store.name + end).unlink(missing_ok=True)
     assert refused > 5
+    tell(stores_opened_by_replay=len(places), refused_by_name=refused)
 
 
 class Rebuilt:
     def __init__(self, run: Path) -> None:
-        import json
-
-        from configs.schema import Config
-
         tree = json.loads((run / "config.json").read_text())
         for name in ("train", "heldout"):
             tree["task"][name] = str(run / f"{name}.jsonl")
@@ -208,12 +233,16 @@ def test_a_payload_that_rotted_is_not_handed_to_the_learner(tmp_path: Path) -> N
 
 
 @pytest.mark.timeout(3600)
-def test_a_bit_flipped_in_a_version_file_is_found(small: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(small, tmp_path / "run"))
-    for file in sorted(run.glob("weights/v*/*"))[:4]:
+def test_a_bit_flipped_in_a_version_file_is_found(small: Path, ram: Path) -> None:
+    run, looked, missed = Path(shutil.copytree(small, ram / "run")), 0, []
+    files = sorted(run.glob("weights/v*/*"))[:4]
+    assert {file.name for file in files} == {FILE, MANIFEST}
+    for file in files:
         whole = file.read_bytes()
-        for at, damaged in flips(whole):
-            file.write_bytes(damaged)
-            assert verify(run).findings, (file.name, at)
-        file.write_bytes(whole)
-    assert FILE in {path.name for path in run.glob("weights/v*/*")}
+        for at in mine(range(0, len(whole), STEP)):
+            with flipped(file, at, whole[at]):
+                missed += [] if verify(run).findings else [(file.name, at)]
+            looked += 1
+        assert file.read_bytes() == whole
+    assert missed == []
+    tell(version_files_flipped=looked, not_found_by_verify=len(missed))

@@ -51,6 +51,34 @@ def test_later_updates_are_lost_and_every_prompt_is_asked_again(stage: Stage) ->
     assert stage.rows("SELECT state, reason FROM groups WHERE update_id = 2") == [("lost", "fork")] * 2
 
 
+def test_what_people_see_is_of_the_last_update_that_stands(stage: Stage) -> None:
+    at_version_three(stage)
+    assert stage.core.last_metrics["update"] == 3
+    learner = stage.learner()
+    learner.client.call(Fork(learner.epoch, 1, notice(4)))
+    assert stage.core.last_metrics["update"] == 1
+    stage.learner().client.call(Fork(learner.epoch + 1, 0, notice(5)))
+    assert stage.core.last_metrics == {}
+
+
+def test_an_evaluation_of_a_lost_version_is_done_again_after_a_restart_too(make_stage: Callable[..., Stage]) -> None:
+    stage = make_stage(heldout=1, eval={"samples": 1, "every": 2}, learner={"updates": 20})
+    learner, actor = stage.learner(), stage.actor()
+    for _ in range(2):
+        actor.pull(want=0)
+        while actor.work():
+            pass
+        learner.commit(learner.lease())
+    actor.pull(want=0)
+    actor.work()
+    assert (stage.core.evaluated, stage.rows("SELECT version, updates, state FROM evals")) == ([0, 2], [(0, 0, "done"), (2, 2, "done")])
+    learner = stage.learner()
+    learner.client.call(Fork(learner.epoch, 0, notice(3)))
+    assert stage.core.evaluated == [0]
+    stage.reopen()
+    assert stage.core.evaluated == [0]
+
+
 def test_rollouts_of_orphaned_versions_are_dropped(stage: Stage) -> None:
     learner, actor = at_version_three(stage)
     actor.pull(want=0)

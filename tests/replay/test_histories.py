@@ -3,6 +3,8 @@ changes nothing that was acknowledged."""
 
 import math
 import tempfile
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,13 @@ from replay.store import Storage
 from tests.replay.conftest import Stage
 from tests.replay.test_store import facts
 from tests.support.replay import FakeClock, LightActor, LightLearner, make_config, make_core, notice, rollout
-from tests.support.torture import scaled
+from tests.support.torture import IN_MEMORY, scaled, shared, tell
 from wire.errors import TryAgainError
 from wire.messages import Checkpointed, Commit, Fork, GiveBack, Leased, SampleFailure
 from wire.record import Failed, WorkOrder, group_id, pack_payload
 
 POISON = pack_payload(np.arange(4), np.ones(3), np.array([math.nan, -1, -1]))
+DONE: Counter[str] = Counter()
 LIVE = "SELECT group_id, state FROM groups WHERE purpose = 'train' AND state IN ('granted', 'complete', 'leased')"
 
 
@@ -42,7 +45,7 @@ class History(RuleBasedStateMachine):
     @initialize(eta=st.sampled_from([0, 1, 2, 8]), least=st.integers(1, 2), heldout=st.sampled_from([0, 1]),
                 estimator=st.sampled_from(["grpo", "remax"]))
     def start(self, eta: int, least: int, heldout: int, estimator: str) -> None:
-        self.folder = tempfile.TemporaryDirectory()
+        self.folder = tempfile.TemporaryDirectory(dir=IN_MEMORY)
         self.config = make_config(Path(self.folder.name), heldout=heldout, prompts=7, replay={"max_staleness": eta, "min_scored": least},
                                   learner={"updates": 10_000}, eval={"samples": 2, "every": 3}, recipe={"estimator": estimator})
         self.clock = FakeClock()
@@ -61,6 +64,16 @@ class History(RuleBasedStateMachine):
     @rule(name=st.sampled_from(["a0", "a1"]), want=st.integers(0, 5))
     def pull(self, name: str, want: int) -> None:
         self.actors[name].pull(want=want)
+
+    @rule(name=st.sampled_from(["a0", "a1"]))
+    def work(self, name: str) -> None:
+        """Load what is to be loaded, take all there is, answer it."""
+        actor = self.actors[name]
+        if actor.pull().notice is not None:
+            actor.pull()
+        answered = [order for order in actor.holding.values() if order.version in (None, actor.confirmed)]
+        self.send(actor, [rollout(order, sample, actor.confirmed) for order in answered for sample in range(order.rows)], [])
+        self.late += [(actor, order) for order in answered]
 
     @precondition(lambda self: any(actor.holding for actor in self.actors.values()))
     @rule(data=st.data())
@@ -139,6 +152,11 @@ class History(RuleBasedStateMachine):
         assert again == first
         self.learner.committed = first.version  # type: ignore[union-attr]
 
+    @rule(name=st.sampled_from(["a0", "a1"]))
+    def advance(self, name: str) -> None:
+        self.work(name)
+        self.update(skipped=False)
+
     @rule()
     def lease_and_stall(self) -> None:
         self.learner.lease()
@@ -170,6 +188,7 @@ class History(RuleBasedStateMachine):
         self.stage.core.store.close()
         self.stage.core = self.core()
         assert facts(self.stage) == before
+        DONE["crashes"] += 1
         for client in (self.learner, *self.actors.values()):
             client.client.core = self.stage.core  # type: ignore[union-attr]
 
@@ -177,6 +196,7 @@ class History(RuleBasedStateMachine):
     def holds(self) -> None:
         if not hasattr(self, "stage"):
             return
+        DONE["steps"] += 1
         found = books(self.stage.core.store.db)
         assert imbalance(found) == 0
         stored = {r for r, in self.stage.rows("SELECT rollout_id FROM rollouts UNION SELECT rollout_id FROM eval_rollouts")}
@@ -195,6 +215,8 @@ class History(RuleBasedStateMachine):
             assert (before, found) == (prev, row_hash(prev, seq, kind, body))
             prev = found
         try:
+            DONE.update(histories=1, acknowledged_rollouts=len(self.acknowledged),
+                        updates=self.stage.core.store.one("SELECT count(*) FROM updates"))
             self.progress()
         finally:
             self.stage.core.store.close()
@@ -217,6 +239,12 @@ class History(RuleBasedStateMachine):
         raise AssertionError("progress stopped")
 
 
-History.TestCase.settings = settings(max_examples=scaled(300, 10_000), stateful_step_count=40,
+History.TestCase.settings = settings(max_examples=shared(scaled(300, 10_000)), stateful_step_count=40,
                                      suppress_health_check=list(HealthCheck))
 TestHistory = History.TestCase
+
+
+@pytest.fixture(scope="module", autouse=True)
+def told() -> Iterator[None]:
+    yield
+    tell(**{name: DONE[name] for name in ("histories", "steps", "crashes", "acknowledged_rollouts", "updates")})

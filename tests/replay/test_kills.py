@@ -1,7 +1,6 @@
 """kill -9 of replay, actors with an outbox and a learner, at every named point and at random instants: nothing acknowledged is lost,
 nothing is trained twice, no prompt is skipped, the books balance, the audit is clean."""
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +9,9 @@ import pytest
 from tests.support.chaos import Chaos, Plan
 from tests.support.crash_main import ACTOR_POINTS, LEARNER_POINTS, REPLAY_POINTS
 from tests.support.replay import make_config
-from tests.support.torture import scaled
+from tests.support.torture import scaled, tell
 from wire.process import free_port
 
-log = logging.getLogger(__name__)
 TIMES = scaled(2, 20)
 """How often each named point (but for those at a HELLO: once)."""
 RANDOM = scaled(60, 1000)
@@ -44,7 +42,7 @@ def test_every_named_point(chaos: Chaos) -> None:
     chaos.until_planned_deaths()
     chaos.settle(2)
     chaos.end()
-    log.warning("named points: %s", chaos.accounts())
+    tell(named_points=len({point for points in plan().values() for point, _ in points}), **chaos.accounts())
 
 
 @pytest.mark.timeout(3600)
@@ -53,6 +51,6 @@ def test_random_instants(chaos: Chaos) -> None:
     chaos.settle(2)
     chaos.end()
     found = chaos.accounts()
-    log.warning("random instants: %s", found)
     assert found["kills"] >= RANDOM
     assert found["updates"] > RANDOM // 20
+    tell(**found)

@@ -12,6 +12,7 @@ from replay.client import BlockingClient
 from tests.support.keys import KeyRing
 from tests.support.namespaces import NOT_HERE, TwoHosts
 from tests.support.replay import DaemonThread, LightActor, LightLearner, make_config
+from tests.support.torture import scaled, tell
 from wire.messages import Leased, Stats
 
 
@@ -52,8 +53,8 @@ def wait_for(condition: "threading.Event | object", what: str, seconds: float = 
 
 
 @pytest.mark.timeout(400)
-def test_a_link_that_is_down_for_a_while(tmp_path: Path, hosts: TwoHosts, request: pytest.FixtureRequest) -> None:
-    torture = request.config.getoption("--hypothesis-profile") == "torture"
+def test_a_link_that_is_down_for_a_while(tmp_path: Path, hosts: TwoHosts) -> None:
+    cuts_s = sorted({5, scaled(5, 60)})
     ring = KeyRing(tmp_path / "keys", "host-b")
     config = make_config(tmp_path, prompts=4000, learner={"updates": 100_000}, replay={"endpoint": "tcp://10.231.0.1:5757"},
                          security={"keys": str(ring.folder)})
@@ -77,7 +78,7 @@ def test_a_link_that_is_down_for_a_while(tmp_path: Path, hosts: TwoHosts, reques
             wait_for(step, f"{worker.acknowledged} of {acknowledged} rollouts are acknowledged")
 
         train_until(20)
-        for down_s in (5.0, 60.0) if torture else (5.0,):
+        for down_s in cuts_s:
             before = worker.acknowledged
             hosts.link("down")
             time.sleep(down_s)
@@ -91,6 +92,8 @@ def test_a_link_that_is_down_for_a_while(tmp_path: Path, hosts: TwoHosts, reques
         values = client.call(Stats())[0].values  # type: ignore[union-attr]
         assert values["imbalance"] == 0
         assert values["rollouts"]["produced"] >= worker.acknowledged
-        assert daemon.core.store.one("SELECT count(*) FROM rollouts") == values["rollouts"]["produced"]
+        stored = daemon.core.store.one("SELECT count(*) FROM rollouts")
+        assert stored == values["rollouts"]["produced"]
+        tell(cuts=len(cuts_s), s_in_all=sum(cuts_s), acknowledged=worker.acknowledged, stored=stored, imbalance=values["imbalance"])
         far.close()
         client.close()

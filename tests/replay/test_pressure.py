@@ -11,7 +11,7 @@ from replay.reader import RunReader
 from tests.support.chaos import Chaos
 from tests.support.crash_main import FILE_SIZE
 from tests.support.replay import LightLearner, make_config, stats
-from tests.support.torture import scaled
+from tests.support.torture import scaled, tell
 from wire.process import free_port
 
 ACTORS = ("a0", "a1", "a2", "a3")
@@ -49,6 +49,8 @@ def test_a_stopped_learner_holds_four_fast_actors_back(tmp_path: Path) -> None:
         assert [(actor["groups"], actor["seen_s_ago"] < 3) for actor in found["actors"]] == [(0, True)] * 4  # they wait, and are alive
         assert largest < 1.1 * full
         assert not chaos.odd
+        tell(s_without_a_learner=SECONDS, rollouts_buffered=found["rollouts"]["buffered"], dropped=sum(found["rollouts"]["dropped"].values()),
+             actors_waiting=sum(actor["groups"] == 0 for actor in found["actors"]), percent_of_its_memory_when_full=round(100 * largest / full))
         learner.close()
     finally:
         chaos.end()
@@ -65,11 +67,14 @@ def test_a_full_disk_loses_nothing_and_is_recovered_from(tmp_path: Path) -> None
             time.sleep(0.02)
             chaos.look()
             assert time.monotonic() - began < 60
+        failed = len(chaos.odd)
         assert chaos.odd == [("replay", 1)] * 2  # it ended at the first write that failed
         chaos.odd.clear()
         chaos.settle(3)
         chaos.end()
-        assert chaos.accounts()["acknowledged"] > 20
+        accounts = chaos.accounts()
+        assert accounts["acknowledged"] > 20
+        tell(writes_that_failed=failed, acknowledged=accounts["acknowledged"], lost=accounts["lost"])
         with RunReader(chaos.run_dir) as run:
             assert run.one("SELECT count(*) FROM ledger WHERE kind = 'opened'") == 2
     finally:
@@ -92,6 +97,8 @@ def test_a_replay_that_stands_still_is_waited_for(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGCONT)
         chaos.settle(3)
         chaos.end()
-        assert chaos.accounts()["kills"] == 0
+        accounts = chaos.accounts()
+        assert accounts["kills"] == 0
+        tell(s_of_a_stopped_replay=STOPPED_S, acknowledged=accounts["acknowledged"], lost=accounts["lost"])
     finally:
         chaos.end()

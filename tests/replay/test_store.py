@@ -171,6 +171,7 @@ def facts(stage: Stage) -> dict[str, Any]:
         "sessions": core.sessions.saved(),
         "epoch": core.sessions.next_epoch,
         "evals": [(e.answered, e.held(), e.actor if e.held() else None) for e in core.evals],
+        "evaluated": sorted(core.evaluated),
         "metrics": core.last_metrics,
     }
 

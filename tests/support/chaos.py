@@ -106,7 +106,7 @@ class Chaos:
             child.close()
         self.children.clear()
 
-    def accounts(self) -> dict[str, Any]:
+    def accounts(self) -> dict[str, int]:
         """After the end. Asserts all that must hold; returns what there was."""
         acknowledged = [line.split() for path in self.run_dir.parent.glob("*.journal") for line in path.read_text().splitlines()]
         with RunReader(self.run_dir) as run:
@@ -114,13 +114,14 @@ class Chaos:
             evaluated = {r for r, in run.sql("SELECT rollout_id FROM eval_rollouts")}
             lost = [r for r, told in acknowledged if stored.get(r, told if r in evaluated else None) != told]
             assert lost == [], f"{len(lost)} of {len(acknowledged)} acknowledged rollouts are lost: {lost[:5]}"
-            assert run.one(TRAINED_TWICE) == 0
+            trained_twice = run.one(TRAINED_TWICE)
+            assert trained_twice == 0
             orders = [int(order[1:]) for order, in run.sql("SELECT DISTINCT order_id FROM groups WHERE purpose = 'train' ORDER BY 1")]
             assert orders == list(range(len(orders))), "a prompt was skipped"
             twice = run.sql("SELECT order_id FROM groups WHERE purpose = 'train' AND state = 'trained' GROUP BY 1 HAVING count(*) > 1")
             assert twice == [], "a prompt was trained twice"
             duplicates = run.counters().get("duplicates_refused", 0)
-        assert audit(self.run_dir).findings == []
-        assert verify(self.run_dir).findings == []
-        return {"acknowledged": len(acknowledged), "stored": len(stored), "updates": self.updates(), "duplicates": int(duplicates),
-                "kills": self.kills}
+        findings = [*audit(self.run_dir).findings, *verify(self.run_dir).findings]
+        assert findings == []
+        return {"kills": self.kills, "acknowledged": len(acknowledged), "lost": len(lost), "trained_twice": trained_twice,
+                "stored": len(stored), "updates": self.updates(), "duplicates_refused": int(duplicates), "findings": len(findings)}
