@@ -62,9 +62,9 @@ RECIPES: dict[str, Named] = {
                       "PPO-EWMA as revised in arXiv 2605.12070", "reconstructed", "with the exact old beside the average"),
     "sis": Named({**DAPO, "staleness": "sis", "sampling.top_logprobs": 10}, "SIS, arXiv 2607.04728"),
     "m2po": Named({**DAPO, "clip_low": 1.0, "clip_high": 1e6, "staleness": "m2_mask", "m2_budget": 0.04}, "M2PO, arXiv 2510.01161",
-                  note="as its text has it: tokens dropped, the objective unclipped"),
+                  note="its Algorithm 1: tokens dropped where a clip could bite, the objective unclipped"),
     "m2po_range": Named({**DAPO, "staleness": "m2_range", "m2_budget": 0.04}, "the released code of M2PO, arXiv 2510.01161",
-                        "reconstructed", "from a description"),
+                        "reconstructed", "one width per batch, with the code's floors, which its trainer leaves out"),
     "opsm": Named({**GRPO, "staleness": "opsm", "opsm_threshold": 0.5}, "DeepSeek-V3.2; threshold: TRL"),
     "gmc_grpo": Named({**SCORE, "group_mass_cap": 1.2}, "GMC-GRPO, arXiv 2610.01896", "reconstructed", "the cap: none is published"),
     # ---------------------------------------------------------------- objectives
