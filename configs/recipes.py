@@ -72,7 +72,7 @@ RECIPES: dict[str, Named] = {
     "gspo": Named({**GRPO, "objective": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}, "Zheng et al. 2025, arXiv 2507.18071"),
     "luspo": Named({**GRPO, "objective": "luspo", "clip_low": 2e-3, "clip_high": 2.5e-3}, "LUSPO, arXiv 2602.05261"),
     "cispo": Named({**DAPO, "objective": "cispo", "cap": 5.0}, "MiniMax-M1, arXiv 2506.13585; cap: ScaleRL, arXiv 2510.13786"),
-    "gppo": Named({**DAPO, "objective": "gppo", "dual_clip": 3.0}, "Klear-Reasoner, arXiv 2508.07629; dual clip: its code"),
+    "gppo": Named({**DAPO, "objective": "gppo", "dual_clip": 10.0}, "Klear-Reasoner, arXiv 2508.07629; dual clip: its scripts"),
     "ripo": Named({**DAPO, "objective": "ripo", "delta": 0.05}, "RIPO, arXiv 2607.10169", note="ratio_bound is ours"),
     "dppo_tv": Named({**DAPO, "objective": "fdiv", "divergence": "tv", "topology": "binary", "delta": 0.1},
                      "GPPO (f-divergence x topology); DPPO", "reconstructed", "delta: none is published"),
