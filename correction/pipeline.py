@@ -59,8 +59,8 @@ def correct(
     """Weights and masks of a whole batch. The table must hold complete groups; cur is not read.
 
     Engine correctors and filters read old/mu; with an objective on the total ratio only their masks count. Group mass
-    reads prox/mu over the original mask; a response without a trainable token is not present. opsm and m2_range need
-    advantages. sis needs its acceptance (`correction.sis`), which also goes into `token_losses`: an accepted token
+    reads prox/mu over the original mask; a response without a trainable token is not present. opsm, m2_mask and m2_range
+    need advantages. sis needs its acceptance (`correction.sis`), which also goes into `token_losses`: an accepted token
     follows the current policy already, so no weight goes with it, but a mask of the engine still counts.
     ValueError for a refused stacking or a missing column.
     """
@@ -129,7 +129,7 @@ def _staleness(table: PolicyTable, choice: CorrectionChoice, advantage_R: Tensor
         return decoupled(lag, table.mask_RT, **hyper)
     total = total_log_ratio(prox_RT, table.mu_RT)
     if choice.staleness == "m2_mask":
-        return m2_mask(total, table.mask_RT, **hyper)
+        return m2_mask(total, _needed(advantage_R, "m2_mask"), table.mask_RT, **hyper)
     return opsm(total, _needed(advantage_R, "opsm"), table.mask_RT, **hyper)
 
 

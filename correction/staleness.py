@@ -43,23 +43,34 @@ def opsm(
     return make_factor(torch.ones_like(log_ratio_RT), ~drop_R[:, None], mask_RT)
 
 
-def m2_mask(log_ratio_RT: Tensor | TotalLogRatio, mask_RT: Tensor, *, budget: float = 0.04) -> Factor:
-    """Drop the tokens of the batch with the largest squared log-ratio until the mean of the rest is <= budget.
+def m2_mask(
+    log_ratio_RT: Tensor | TotalLogRatio, advantage_R: Tensor, mask_RT: Tensor, *, budget: float = 0.04
+) -> Factor:
+    """Of the trust region's tokens, drop those with the largest squared log-ratio until the mean of the rest is <=
+    budget.
 
-    At least one token stays. Weight 1; the paper's objective is then unclipped. log_ratio: `prox - mu`.
-    Source: M2PO, arXiv 2510.01161, as its text has it; its code is `m2_range`. Status: established.
+    These are the tokens that are further along already where their advantage pushes them: (A > 0, r > 1) and (A < 0,
+    r < 1). No other is dropped: its gradient leads back. Weight 1; the paper's objective is then unclipped.
+    log_ratio: `prox - mu`.
+    Source: M2PO, arXiv 2510.01161, Algorithm 1, with the tokens as in the authors' code, whose clip is `m2_range`;
+    AReaL's version takes all tokens. Status: established.
     """
     if not budget > 0:
         raise ValueError(f"m2 budget must be > 0, got {budget}")
     log_ratio_RT = plain(log_ratio_RT, TotalLogRatio).detach()
     check_mask(mask_RT, log_ratio_RT)
-    size_N, order_N = log_ratio_RT[mask_RT].abs().sort(stable=True)
+    pushed_RT = _pushed(log_ratio_RT, advantage_R, mask_RT)
+    size_N, order_N = log_ratio_RT[pushed_RT].abs().sort(stable=True)
     mean_N = size_N.double().square_().cumsum_(0).div_(torch.arange(1, len(size_N) + 1, device=size_N.device))
-    kept = max(int((mean_N <= budget).sum()), min(1, len(size_N)))
+    dropped_N = torch.zeros_like(order_N, dtype=torch.bool).index_fill_(0, order_N[int((mean_N <= budget).sum()) :], True)
     del size_N, mean_N
-    keep_N = torch.zeros_like(order_N, dtype=torch.bool).index_fill_(0, order_N[:kept], True)
-    keep_RT = torch.zeros_like(mask_RT).masked_scatter(mask_RT, keep_N)
-    return make_factor(torch.ones_like(log_ratio_RT), keep_RT, mask_RT)
+    dropped_RT = torch.zeros_like(mask_RT).masked_scatter(pushed_RT, dropped_N)
+    return make_factor(torch.ones_like(log_ratio_RT), ~dropped_RT, mask_RT)
+
+
+def _pushed(log_ratio_RT: Tensor, advantage_R: Tensor, mask_RT: Tensor) -> Tensor:
+    """Masked-in tokens whose ratio is on the side of 1 to which the advantage pushes it: where a clip can bite."""
+    return mask_RT & (sanitise(log_ratio_RT, mask_RT) * advantage_R.sign()[:, None] > 0)
 
 
 def m2_range(
@@ -76,12 +87,12 @@ def m2_range(
 
     The clip bites where (A > 0, r > 1) or (A < 0, r < 1). One half-width c in log r; clip_low = max(1 - e^-c,
     floor_low), clip_high = max(e^c - 1, floor_high); (1, inf) if the budget is met unclipped. Nothing is masked.
-    Source: the released code of M2PO, arXiv 2510.01161, from a description. Status: reconstructed.
+    Source: the released code of M2PO, arXiv 2510.01161. There c is the next smaller token's |log-ratio|, taken per
+    micro-batch, and the floors are a function's defaults that its trainer does not use. Status: reconstructed.
     """
     log_ratio_RT = plain(log_ratio_RT, TotalLogRatio).detach()
     check_mask(mask_RT, log_ratio_RT)
-    pushed_RT = sanitise(log_ratio_RT, mask_RT) * advantage_R.sign()[:, None]
-    square_N = log_ratio_RT[mask_RT & (pushed_RT > 0)].abs().sort().values.double().square_()
+    square_N = log_ratio_RT[_pushed(log_ratio_RT, advantage_R, mask_RT)].abs().sort().values.double().square_()
     count = len(square_N)
     if count == 0 or float(square_N.mean()) <= budget:
         return 1.0, math.inf

@@ -53,12 +53,12 @@ def _case(case: Case, chosen: argparse.Namespace) -> int:
         return _say(case, known)
     name = f"curve-{case.recipe}-{case.engine}-{case.budget}".replace("_", "-")
     try:
-        run = measure(name, [CONFIG], limit_s=LIMIT_S, **settings(case, chosen.updates))
+        run = measure(name, [CONFIG], limit_s=LIMIT_S, **(ran_with := settings(case, chosen.updates)))
     except RuntimeError as error:
         rows.keep(case, source, {"failed": str(error).strip().splitlines()[-1][:200]})
         print(f"{case}: FAILED\n{error}", flush=True)
         return 1
-    result = rows.learned(run)
+    result = rows.learned(run, ran_with["learner.lr"])
     rows.keep(case, source, result)
     if not chosen.keep:
         shutil.rmtree(RUNS / f"bench-{name}")

@@ -1,7 +1,7 @@
 """The curves as they stand in docs/recipes.md."""
 
 from configs.recipes import RECIPES
-from scripts.curves.plan import BUDGETS, ENGINES, UPDATES, WARMUP, Case, pointless
+from scripts.curves.plan import BUDGETS, ENGINES, LR, UPDATES, WARMUP, Case, pointless
 from scripts.curves.rows import Row, read
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -31,8 +31,9 @@ def cell(row: Row | None, reason: str | None) -> str:
     if "failed" in row:
         return f"failed: {row['failed']}".replace("|", "/")
     first, last = row["heldout"]["first"]["sampled"], row["heldout"]["last"]["sampled"]
-    usual = (f"warm-up {WARMUP}", f"{UPDATES} updates")
-    other = [text for text in (f"warm-up {row['warmup']}", f"{row['updates']} updates") if text not in usual]
+    usual = (f"lr {LR:g}", f"warm-up {WARMUP}", f"{UPDATES} updates")
+    ran_with = f"lr {row.get('lr', LR):g}", f"warm-up {row['warmup']}", f"{row['updates']} updates"
+    other = [text for text in ran_with if text not in usual]
     return "<br>".join([spark(row["reward"]), f"{first:.2f} → {last:.2f}", *other])
 
 
@@ -55,17 +56,19 @@ def _count(found: dict[Case, Row]) -> str:
 
 HEAD = f"""## How each one learns on the demo
 
-`make curves` (and `make torture`) runs every recipe for {UPDATES} updates on the demo: 32 groups of 8, lr 3e-4 after {WARMUP} updates of
+`make curves` (and `make torture`) runs every recipe for {UPDATES} updates on the demo: 32 groups of 8, lr {LR:g} after {WARMUP} updates of
 warm-up, falling to a twentieth; on the fp32 engine and on one whose weights are rounded to fp8 (`actor.round_weights`), at staleness
 budgets 4 and 0. `docs/recipe-curves.jsonl` holds the numbers: the reward of every update, shares of masked and clipped tokens,
 effective sample sizes, and a digest of settings and code: what is measured at the present digest is not run again.
 
 A bar is the mean reward of {UPDATES // POINTS} updates ({LOW} or less to {HIGH} or more); below it the share of 128 held-out problems
 answered right when sampled, before the first and after the last update (8 samples each; two such runs differ by some .02 by chance
-alone). A cell that names a warm-up or a number of updates was run with that one. One seed each, and {UPDATES} updates are few: a small
-difference between two recipes means nothing here. What the table is for: that a recipe runs, learns, and survives stale samples and a
-rounded engine.
+alone). A cell that names a rate, a warm-up or a number of updates was run with that one. One seed each, and {UPDATES} updates are few:
+a small difference between two recipes means nothing here. What the table is for: that a recipe runs, learns, and survives stale samples
+and a rounded engine.
 
 With `dynamic_sampling` the reward is that of groups with contrast only. `dapo` has one token more than the longest answer, since its
-overlong punishment would else meet every right answer of three digits.
+overlong punishment would else meet every right answer of three digits. `gppo` has a sixth of the rate: a wrong token that has become
+less likely than its clip allows keeps a gradient of full size, however small its ratio, and on stale samples at the usual rate that runs
+away (at budget 4 from .44 down to .12; to .55 with `clip_low = 1`, which leaves such tokens their own ratio).
 """

@@ -35,11 +35,12 @@ def keep(case: Case, source: str, result: Row, path: Path = FILE) -> None:
         staged.replace(path)
 
 
-def learned(run: Measured) -> Row:
+def learned(run: Measured, lr: float) -> Row:
     """reward: mean verdict of each update's rollouts. heldout: share right before the first and after the last update. The rest are means
     over the updates: staleness in versions; shares of the trained tokens that were masked and clipped; ESS of old/mu and of prox/old."""
     stepped = [line for line in run.lines if not line["skipped"]]
     return {
+        "lr": lr,
         "warmup": WARMUP,
         "updates": run.summary["updates"],
         "skipped": run.summary["updates_skipped"],

@@ -94,7 +94,7 @@ def test_a_corrector_takes_its_own_ratio_or_a_tensor_and_no_other(make_batch: Ca
         with pytest.raises(TypeError, match="wanted a TotalLogRatio"):
             cap_group_mass(response_log_ratio(wrong, b.mask), b.group, cap=4.0)
         with pytest.raises(TypeError, match="wanted a TotalLogRatio"):
-            m2_mask(wrong, b.mask)
+            m2_mask(wrong, b.advantage, b.mask)
         with pytest.raises(TypeError, match="wanted a TotalLogRatio"):
             opsm(wrong, b.advantage, b.mask)
     assert torch.equal(tis(mismatch, b.mask).weight_RT, tis(b.old - b.mu, b.mask).weight_RT)
@@ -201,8 +201,9 @@ def test_a_missing_column_is_named(make_batch: Callable) -> None:
         correct(table(b, prox_RT=None), CorrectionChoice(objective="score", group_mass_cap_per_response=1.0))
     with pytest.raises(ValueError, match="opsm needs the advantages"):
         correct(table(b), CorrectionChoice(staleness="opsm"))
-    with pytest.raises(ValueError, match="m2_range needs the advantages"):
-        correct(table(b), CorrectionChoice(staleness="m2_range"))
+    for staleness in ("m2_mask", "m2_range"):
+        with pytest.raises(ValueError, match=f"{staleness} needs the advantages"):
+            correct(table(b), CorrectionChoice(staleness=staleness))
     with pytest.raises(ValueError, match="sis needs the accepted tokens"):
         correct(table(b), CorrectionChoice(staleness="sis"))
 

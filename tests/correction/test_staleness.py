@@ -36,14 +36,26 @@ def test_opsm_drops_negative_responses_that_drifted_away_from_the_behaviour() ->
     assert keep.tolist() == [[False, False], [True, True], [True, True], [True, True]]
 
 
-def test_m2_mask_drops_the_largest_until_the_budget_is_met() -> None:
-    x = tensor(0.1, -0.5, 0.2, math.nan, 0.3)
-    mask = torch.tensor([[True, True, True, False, True]])
-    # squares .01 .25 .04 .09: means of the smallest 1, 2, 3, 4 are .01 .025 .0467 .0975
-    assert m2_mask(x, mask).keep_RT[0].tolist() == [True, False, True, False, False]
-    assert m2_mask(x, mask, budget=0.05).keep_RT[0].tolist() == [True, False, True, False, True]
-    assert m2_mask(x, mask, budget=1e-9).keep_RT[0].tolist() == [True, False, False, False, False]
-    assert not bool(m2_mask(x, torch.zeros_like(mask)).keep_RT.any())
+def test_m2_mask_drops_the_largest_of_the_pushed_tokens_until_the_budget_is_met() -> None:
+    x = tensor(0.1, 0.5, 0.2, math.nan, 0.3, -0.9)
+    mask = torch.tensor([[True, True, True, False, True, True]])
+    up = torch.ones(1)
+    # squares .01 .25 .04 .09: means of the smallest 1, 2, 3, 4 are .01 .025 .0467 .0975; the last token's gradient leads back
+    assert m2_mask(x, up, mask).keep_RT[0].tolist() == [True, False, True, False, False, True]
+    assert m2_mask(x, up, mask, budget=0.05).keep_RT[0].tolist() == [True, False, True, False, True, True]
+    assert m2_mask(x, up, mask, budget=1e-9).keep_RT[0].tolist() == [False, False, False, False, False, True]
+    assert m2_mask(x, up, mask, budget=0.0976).keep_RT.equal(mask)
+    assert m2_mask(-x, -up, mask).keep_RT.equal(m2_mask(x, up, mask).keep_RT)
+    assert m2_mask(x, -up, mask).keep_RT[0].tolist() == [True, True, True, False, True, False]  # now only the last one is pushed
+    assert m2_mask(x, 0 * up, mask).keep_RT.equal(mask)
+    assert not bool(m2_mask(x, up, torch.zeros_like(mask)).keep_RT.any())
+
+
+def test_m2_mask_takes_one_mean_over_all_responses_of_the_batch() -> None:
+    x = torch.tensor([[0.3, 0.01], [-0.01, -0.01]], dtype=torch.float64)
+    advantage = torch.tensor([1.0, -1.0])
+    assert m2_mask(x, advantage, every(x), budget=0.0226).keep_RT.tolist() == [[True, True], [True, True]]  # (.09 + .0003) / 4
+    assert m2_mask(x, advantage, every(x), budget=0.0225).keep_RT.tolist() == [[False, True], [True, True]]
 
 
 def test_m2_range_meets_the_budget_where_the_clip_bites() -> None:
@@ -194,7 +206,7 @@ def test_bad_settings_are_refused(make_batch: Callable) -> None:
     for call in (
         lambda: decoupled(x, every(x), cap=0.0),
         lambda: decoupled(x, every(x), mode="both"),
-        lambda: m2_mask(x, every(x), budget=0.0),
+        lambda: m2_mask(x, torch.ones(len(x)), every(x), budget=0.0),
         lambda: ripo_bounds(x, delta=0.0, cap=10.0),
         lambda: fdiv_bounds(x, divergence="kl", topology="mc", delta=0.1, cap=1.0),
         lambda: fdiv_bounds(x, divergence="js", topology="mc", delta=0.1, cap=2.0),

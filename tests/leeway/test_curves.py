@@ -12,7 +12,7 @@ from configs.load import load
 from scripts.bench.runs import Measured, finished
 from scripts.curves import rows
 from scripts.curves.draw import cell, spark
-from scripts.curves.plan import CONFIG, ROOT, UPDATES, Case, cases, pointless, sets, settings, source_digest
+from scripts.curves.plan import CONFIG, LR, ROOT, UPDATES, Case, cases, pointless, sets, settings, source_digest
 
 STALE = Case("dr_grpo", "none", 4)
 
@@ -79,7 +79,8 @@ def test_a_row_takes_the_place_of_the_older_one_in_the_order_of_the_plan(tmp_pat
 
 
 def test_what_a_row_holds() -> None:
-    row = rows.learned(run(0.5, 0.6))
+    row = rows.learned(run(0.5, 0.6), 1e-4)
+    assert row["lr"] == 1e-4
     assert row["reward"] == [0.49, 0.0, 0.7] and (row["updates"], row["skipped"]) == (2, 1)
     assert (row["staleness"], row["masked"], row["clipped"], row["engine_ess"], row["staleness_ess"]) == (1.23, 0.25, 0.5, 1.0, 0.5)
 
@@ -91,9 +92,12 @@ def test_bars(values: list[float], points: int, bars: str) -> None:
 
 
 def test_cells() -> None:
-    short = rows.learned(run(0.5, 0.6))
+    short = rows.learned(run(0.5, 0.6), LR)
     assert cell(None, None) == "not run" and cell(None, "for budget 0") == "for budget 0"
     assert cell({**short, "updates": UPDATES, "warmup": 3}, None) == "▄▁█<br>0.50 → 0.60<br>warm-up 3"
+    assert cell({**short, "updates": UPDATES, "lr": 5e-5}, None) == "▄▁█<br>0.50 → 0.60<br>lr 5e-05"
+    without = {key: value for key, value in short.items() if key != "lr"}  # measured before rows had one: with the usual rate
+    assert cell({**without, "updates": UPDATES}, None) == "▄▁█<br>0.50 → 0.60"
     assert cell({"failed": "no memory"}, None) == "failed: no memory"
     assert cell(short, None) == "▄▁█<br>0.50 → 0.60<br>2 updates" and cell({**short, "updates": UPDATES}, None) == "▄▁█<br>0.50 → 0.60"
 
@@ -102,9 +106,15 @@ def test_a_measured_case_is_not_run_again_and_a_failed_one_is(started: list[str]
     chosen = ["--engine", "none", "--budget", "4", "--only", "dr_grpo", "--only", "gspo", "--only", "rloo"]
     assert program.main(chosen) == 1 and started == ["curve-dr-grpo-none-4", "curve-gspo-none-4"]
     assert program.main(chosen) == 1 and started[2:] == ["curve-gspo-none-4"]
-    assert rows.read()[Case("gspo", "none", 4)]["failed"] == "the last word"
+    assert rows.read()[Case("gspo", "none", 4)]["failed"] == "the last word" and rows.read()[STALE]["lr"] == LR
     assert program.main([*chosen, "--again"]) == 1 and len(started) == 5
     assert program.main([*chosen[:6], "--updates", "61"]) == 0 and len(started) == 6
+
+
+def test_a_cell_names_the_rate_of_a_recipe_that_needs_its_own(started: list[str], tmp_path: Path) -> None:
+    assert program.main(["--only", "gppo", "--engine", "none", "--budget", "4", "--updates", str(UPDATES)]) == 0
+    assert rows.read()[Case("gppo", "none", 4)]["lr"] == 5e-5
+    assert "| `gppo` | ▄▁█<br>0.50 → 0.60<br>lr 5e-05<br>2 updates |" in (tmp_path / "recipes.md").read_text()
 
 
 def test_a_recipe_that_fell_is_a_finding_and_the_folder_of_a_good_run_goes(started: list[str], tmp_path: Path) -> None:
