@@ -170,3 +170,15 @@ def test_an_evaluation_of_an_orphaned_version_is_given_up(make_stage: Callable[.
     learner.committed = 3
     learner.commit(learner.lease())
     assert stage.rows("SELECT version, updates, state FROM evals WHERE state = 'pending'") == [(4, 2, "pending")]
+
+
+def test_an_actor_that_lost_its_version_is_told_of_it_while_it_holds_an_evaluation(make_stage: Callable[..., Stage]) -> None:
+    stage = make_stage(heldout=3)
+    stage.learner()
+    actor = stage.actor()
+    assert len(actor.pull(want=2).orders) == 2
+    actor.confirmed = -1  # its engine died
+    assert actor.pull(want=0).notice == notice(0)
+    assert actor.confirmed == 0
+    assert actor.pull(want=0).notice is None
+    actor.answer()
