@@ -3,6 +3,7 @@
 Handlers call the methods here; the daemon commits and only then answers. Nothing here touches a socket.
 """
 
+import json
 import logging
 from collections import deque
 from collections.abc import Sequence
@@ -103,6 +104,11 @@ class Core:
         """(seconds, generated tokens) since the update before this one; (0, 0) for the first of this process."""
         before, self._last_update = self._last_update, (self.now, tokens)
         return (self.now - before[0], tokens - before[1]) if before else (0.0, 0.0)
+
+    def read_last_metrics(self) -> None:
+        """Of the newest update that counts: at the start, and when later ones were given up."""
+        last = self.store.one("SELECT metrics FROM updates WHERE state = 'committed' ORDER BY update_id DESC LIMIT 1")
+        self.last_metrics = json.loads(last) if last else {}
 
     # ------------------------------------------------------------ orders
     def next_order(self) -> WorkOrder:

@@ -132,6 +132,7 @@ def fork(core: Core, session: Session, request: Fork) -> Reply:
                updates=lost, versions=orphaned)
     counts = dict(store.rows("SELECT skipped, count(*) FROM updates WHERE state = 'committed' GROUP BY skipped"))
     core.stepped, core.skipped = counts.get(0, 0), counts.get(1, 0)
+    core.read_last_metrics()
     core.plan_evaluation()
     log.warning("the learner went back to version %d: %d updates are lost, version %d goes on from there", request.checkpoint, len(lost),
                 request.notice.version)

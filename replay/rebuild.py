@@ -43,8 +43,7 @@ def _updates(core: Core) -> None:
     core.next_update = max((update for update, _, _ in rows), default=0) + 1
     counts = Counter(bool(skipped) for _, skipped, state in rows if state == "committed")
     core.stepped, core.skipped = counts[False], counts[True]
-    if last := core.store.one("SELECT metrics FROM updates WHERE state = 'committed' ORDER BY update_id DESC LIMIT 1"):
-        core.last_metrics = json.loads(last)
+    core.read_last_metrics()
 
 
 def _sessions(core: Core) -> None:
