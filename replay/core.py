@@ -191,11 +191,16 @@ class Core:
 
     # ------------------------------------------------------------ evaluations
     def plan_evaluation(self) -> None:
-        """Plan one of the committed version if it is due."""
+        """Plan one of the committed version if it is due. While one is open only the run's last is; others are skipped, and counted."""
         settings = self.config.eval
         if self.heldout is None or not self.evaluates or self.committed < 0:
             return
         if not evaluation_due(stepped=self.stepped, total=self.config.learner.updates, every=settings.every, at=self.evaluated):
+            return
+        if self.evals and self.stepped < self.config.learner.updates:
+            log.warning("no evaluation after %d updates: that after %d is not finished", self.stepped, self.evals[0].updates)
+            self.begin().count("evaluations_skipped")
+            self.evaluated.append(self.stepped)
             return
         orders, number = [], self.next_eval
         sampled = msgspec.structs.replace(self.sampling, top_logprobs=0)

@@ -126,7 +126,7 @@ class Router:
         """A message that has arrived, None when there is none. What comes on a connection whose key was taken off the list is dropped
         unread, and counted with the strangers."""
         while frames := _take(self._plain):
-            who = self._allowed and self._allowed.get(str(frames[0].get("User-Id")).encode())
+            who = None if self._allowed is None else self._allowed.get(str(frames[0].get("User-Id")).encode())
             if who is not None or self._allowed is None:
                 return Received(frames[0].bytes, [frame.bytes for frame in frames[1:]], who)
             self._dropped += 1
@@ -152,7 +152,7 @@ class Router:
             if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 return False
             raise
-        if watched:
+        if tracker is not None:
             self._large.setdefault(account, []).append((len(message), tracker))
         return True
 

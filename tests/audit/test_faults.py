@@ -337,7 +337,8 @@ def transition_skipped(run: Path, sql: Sql) -> Fault:
 
 
 FAULTS = [
-    payload_bit, mu_value(0.25), mu_value(np.nan), mu_value(-np.inf), payload_with_new_digest, token_beyond_the_vocabulary, payload_gone, reward_of_row,
+    payload_bit, mu_value(0.25), mu_value(np.nan), mu_value(-np.inf), payload_with_new_digest, payload_gone,
+    token_beyond_the_vocabulary, reward_of_row,
     reward_everywhere, span_gap, span_order, state_without_transition, trained_without_record, group_state, rollout_deleted,
     rollout_invented, books_out_of_balance, produced_counter_changed, produced_in_the_ledger, anchor_gone,
     source_unknown, source_swapped, stale_cache_anchored, anchor_under_other_weights,

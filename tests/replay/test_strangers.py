@@ -140,7 +140,7 @@ def test_a_run_with_keys(tmp_path: Path, ring: KeyRing, address: str) -> None:
             client.close()
 
 
-def test_the_list_is_read_again_when_it_changes(tmp_path: Path, ring: KeyRing, decoded: list[int], caplog: pytest.LogCaptureFixture) -> None:
+def test_the_list_is_read_again_when_changed(tmp_path: Path, ring: KeyRing, decoded: list[int], caplog: pytest.LogCaptureFixture) -> None:
     listed = ring.folder / ALLOWED
     with keyed(tmp_path, ring) as daemon:
         staying = LightActor(BlockingClient(daemon.endpoint, ring.client("actor")), daemon.core.config, "a")
