@@ -34,14 +34,17 @@ def learn(config: Config) -> int:
     os.environ.setdefault("DS_ACCELERATOR", config.learner.device)
     stopwatch, stop = Stopwatch(), Stop()
     stop.install()
-    from learner.assemble import assemble  # torch and DeepSpeed read the environment when imported
+    from learner import ranks  # torch and DeepSpeed read the environment when imported
+    from learner.assemble import assemble
 
     keys = client_keys(config.security, LEARNER)
     learner = assemble(config, lambda: BlockingClient(config.replay.endpoint, keys), stop, stopwatch)
     try:
-        return 0 if learner.run() else INTERRUPTED
+        finished = learner.run()
     finally:
         learner.session.close()
+    ranks.leave()  # not after an error: the other ranks may be in the middle of a collective
+    return 0 if finished else INTERRUPTED
 
 
 if __name__ == "__main__":

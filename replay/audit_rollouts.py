@@ -15,6 +15,8 @@ from wire.record import F32, RolloutHead, Scored, group_id, unpack_payload
 EXACT = ("resident", "snapshot", "old_model", "interrupted")
 POSITIVE_SLACK = 1e-4
 """The trainer's log-softmax may round a probability of 1 to a log-prob this far above 0; the engine's mu may not be above 0 at all."""
+NO_VOCABULARY = 1 << 31
+"""Where the engine's fingerprint holds none: ids are int32."""
 
 
 class Finding(NamedTuple):
@@ -104,8 +106,12 @@ def _payload(run: RunReader, row: RolloutRow, head: RolloutHead) -> Iterator[Fin
         return
     if bad := np.flatnonzero(~np.isfinite(payload.mu) | (payload.mu > 0)).tolist():
         yield Finding("mu", ids, f"mu must be finite and <= 0; {len(bad)} tokens are not, the first at {bad[0]}: {payload.mu[bad[0]]}")
-    if any((part < 0).any() for part in (payload.prompt_ids, payload.response_ids)):
-        yield Finding("payload", ids, "a token id is negative")
+    vocabulary = run.one("SELECT json_extract(body, '$.vocabulary') FROM fingerprints WHERE id = ?", head.fingerprint) or NO_VOCABULARY
+    for part in (payload.prompt_ids, payload.response_ids, payload.top_ids):
+        if part.size and (part.min() < 0 or part.max() >= vocabulary):
+            odd = part.min() if part.min() < 0 else part.max()
+            yield Finding("payload", ids, f"token id {odd} is outside the vocabulary of {vocabulary}")
+            break
 
 
 def _anchor(row: RolloutRow, span: SpanRow, weights: dict[int, str]) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 Handlers call the methods here; the daemon commits and only then answers. Nothing here touches a socket.
 """
 
+import json
 import logging
 from collections import deque
 from collections.abc import Sequence
@@ -104,6 +105,11 @@ class Core:
         before, self._last_update = self._last_update, (self.now, tokens)
         return (self.now - before[0], tokens - before[1]) if before else (0.0, 0.0)
 
+    def read_last_metrics(self) -> None:
+        """Of the newest update that counts: at the start, and when later ones were given up."""
+        last = self.store.one("SELECT metrics FROM updates WHERE state = 'committed' ORDER BY update_id DESC LIMIT 1")
+        self.last_metrics = json.loads(last) if last else {}
+
     # ------------------------------------------------------------ orders
     def next_order(self) -> WorkOrder:
         """The head of the queue, else the next prompt of the seeded order. The caller writes the grant."""
@@ -185,11 +191,16 @@ class Core:
 
     # ------------------------------------------------------------ evaluations
     def plan_evaluation(self) -> None:
-        """Plan one of the committed version if it is due."""
+        """Plan one of the committed version if it is due. While one is open only the run's last is; others are skipped, and counted."""
         settings = self.config.eval
         if self.heldout is None or not self.evaluates or self.committed < 0:
             return
         if not evaluation_due(stepped=self.stepped, total=self.config.learner.updates, every=settings.every, at=self.evaluated):
+            return
+        if self.evals and self.stepped < self.config.learner.updates:
+            log.warning("no evaluation after %d updates: that after %d is not finished", self.stepped, self.evals[0].updates)
+            self.begin().count("evaluations_skipped")
+            self.evaluated.append(self.stepped)
             return
         orders, number = [], self.next_eval
         sampled = msgspec.structs.replace(self.sampling, top_logprobs=0)

@@ -132,7 +132,7 @@ class Daemon:
             self.core.expire_orders()
             if strangers := self.router.strangers():
                 self.core.begin().count("strangers_refused", strangers)
-                log.warning("%d handshakes failed: somebody without a key on the list, or without ours", strangers)
+                log.warning("%d handshakes or messages refused: somebody without a key on the list, or without ours", strangers)
             self.watchdog.look()
 
     def answer_parked(self) -> None:

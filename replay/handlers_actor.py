@@ -130,9 +130,10 @@ def _holds_eval(core: Core, session: Session) -> bool:
 
 
 def _notice(core: Core, session: Session, request: Pull, evals: Iterable[WorkOrder]) -> VersionNotice | None:
-    """The version that the orders want; without orders the newest, unless an evaluation keeps this actor at its own."""
+    """The version that the orders want; without orders the newest, unless an evaluation keeps this actor at its own: then that of the
+    evaluation, if it has none."""
     if _holds_eval(core, session):
-        wanted = core.evals[0].version if evals else request.confirmed
+        wanted = request.confirmed if request.confirmed in core.versions and not evals else core.evals[0].version
     else:
         wanted = core.committed
     return core.versions.get(wanted) if wanted != request.confirmed else None

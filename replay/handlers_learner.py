@@ -9,7 +9,7 @@ import numpy as np
 
 from replay.baselines import baselines_of
 from replay.core import Core
-from replay.rebuild import evaluated, last_metrics
+from replay.rebuild import evaluated
 from replay.recall import recall, updates_since
 from replay.sampler import Group, Transition
 from replay.sessions import Session
@@ -133,7 +133,7 @@ def fork(core: Core, session: Session, request: Fork) -> Reply:
                updates=lost, versions=orphaned)
     counts = dict(store.rows("SELECT skipped, count(*) FROM updates WHERE state = 'committed' GROUP BY skipped"))
     core.stepped, core.skipped = counts.get(0, 0), counts.get(1, 0)
-    core.last_metrics = last_metrics(core)
+    core.read_last_metrics()
     core.plan_evaluation()
     log.warning("the learner went back to version %d: %d updates are lost, version %d goes on from there", request.checkpoint, len(lost),
                 request.notice.version)

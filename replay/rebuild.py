@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from typing import Any
 
 import msgspec
 
@@ -44,13 +43,7 @@ def _updates(core: Core) -> None:
     core.next_update = max((update for update, _, _ in rows), default=0) + 1
     counts = Counter(bool(skipped) for _, skipped, state in rows if state == "committed")
     core.stepped, core.skipped = counts[False], counts[True]
-    core.last_metrics = last_metrics(core)
-
-
-def last_metrics(core: Core) -> dict[str, Any]:
-    """Of the newest update that no fork has undone."""
-    found = core.store.one("SELECT metrics FROM updates WHERE state = 'committed' ORDER BY update_id DESC LIMIT 1")
-    return json.loads(found) if found else {}
+    core.read_last_metrics()
 
 
 def _sessions(core: Core) -> None:

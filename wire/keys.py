@@ -30,6 +30,9 @@ LEARNER, ACTOR = "learner", "actor"
 """The keys that the first `leeway keys` makes."""
 
 
+Signature = tuple[int, int, int] | None
+
+
 class Known(NamedTuple):
     """Who a key on the list belongs to."""
 
@@ -38,11 +41,13 @@ class Known(NamedTuple):
 
 
 class ServerKeys(NamedTuple):
-    """`allowed` maps public keys (40 characters of Z85) to their owners."""
+    """`allowed` maps public keys (40 characters of Z85) to their owners, as `folder` had them when its list was `read_at`."""
 
     public: bytes
     secret: bytes
     allowed: dict[bytes, Known]
+    folder: Path
+    read_at: Signature
 
 
 class ClientKeys(NamedTuple):
@@ -57,7 +62,8 @@ def server_keys(security: Security) -> ServerKeys | None:
         return None
     folder = check_private(Path(security.keys))
     public, secret = _certificate(folder / f"{SERVER}.key_secret")
-    return ServerKeys(public, secret, read_allowed(folder))
+    read_at = signature(folder)
+    return ServerKeys(public, secret, read_allowed(folder), folder, read_at)
 
 
 def client_keys(security: Security, name: str) -> ClientKeys | None:
@@ -107,6 +113,15 @@ def read_allowed(folder: Path) -> dict[bytes, Known]:
     return allowed
 
 
+def signature(folder: Path) -> Signature:
+    """Another one when the list was written or replaced; None when there is none."""
+    try:
+        found = (folder / ALLOWED).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def make_keys(folder: Path, names: list[str]) -> list[str]:
     """Makes the folder, or adds to it: a key pair for each of `names` that has none, and its place on the list. The first call also makes
     replay's pair, and `learner` and `actor`. Returns the names of the keys made. Raises ConfigError."""
@@ -120,7 +135,7 @@ def make_keys(folder: Path, names: list[str]) -> list[str]:
     check_private(folder)
     first = not (folder / f"{SERVER}.key_secret").exists()
     if first and not (folder / ALLOWED).exists():
-        _write_private(folder / ALLOWED, "# Who may talk to replay. To shut someone out, remove the entry and start replay again.\n")
+        _write_private(folder / ALLOWED, "# Who may talk to replay. To shut someone out, remove the entry: a running replay sees it.\n")
     made = []
     for name in dict.fromkeys([LEARNER, ACTOR, *names, SERVER] if first else names):  # replay's last: with it the folder is whole
         if not (folder / f"{name}.key_secret").exists():

@@ -16,6 +16,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
 from configs.rules import ENDPOINT
+from wire.allow_list import AllowList
 from wire.codec import MAX_BULK, MAX_HEADER, join, split
 from wire.errors import ConfigError
 from wire.keys import ClientKeys, Known, ServerKeys
@@ -71,14 +72,15 @@ class Received(NamedTuple):
 class _Guard:
     """Answers ZeroMQ's question whether a public key may come in, in a thread of its own (pyzmq's)."""
 
-    def __init__(self, context: zmq.Context, keys: ServerKeys) -> None:
-        self._allowed = keys.allowed
+    def __init__(self, context: zmq.Context, allowed: AllowList) -> None:
+        self._allowed = allowed
         self._thread = ThreadAuthenticator(context)
         self._thread.configure_curve_callback(domain=ZAP_DOMAIN, credentials_provider=self)
         self._thread.start()
 
     def callback(self, domain: str, key: bytes) -> bool:
-        return key in self._allowed
+        self._allowed.look()
+        return self._allowed.get(key) is not None
 
     def stop(self) -> None:
         self._thread.stop()
@@ -91,12 +93,13 @@ class Router:
         """Raises ConfigError when the address is neither loopback nor guarded by keys, or already in use."""
         check_libzmq()
         address = check_endpoint(endpoint, keyed=keys is not None)
-        self._keys = keys
+        self._allowed = None if keys is None else AllowList(keys)
+        self._dropped = 0
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         _limits(self._socket)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._guard = None if keys is None else _Guard(self._context, keys)
+        self._guard = None if self._allowed is None else _Guard(self._context, self._allowed)
         if keys is not None:
             self._socket.setsockopt(zmq.CURVE_SERVER, 1)
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
@@ -120,21 +123,24 @@ class Router:
         await self._poller.poll(_milliseconds(seconds))
 
     def receive(self) -> Received | None:
-        """A message that has arrived, None when there is none."""
-        frames = _take(self._plain)
-        if not frames:
-            return None
-        return Received(frames[0].bytes, [frame.bytes for frame in frames[1:]], self._who(frames[0]))
+        """A message that has arrived, None when there is none. What comes on a connection whose key was taken off the list is dropped
+        unread, and counted with the strangers."""
+        while frames := _take(self._plain):
+            who = None if self._allowed is None else self._allowed.get(str(frames[0].get("User-Id")).encode())
+            if who is not None or self._allowed is None:
+                return Received(frames[0].bytes, [frame.bytes for frame in frames[1:]], who)
+            self._dropped += 1
+        return None
 
     def strangers(self) -> int:
-        """How many handshakes failed since this was last asked: no key, one that is not on the list, another server's key, no CURVE."""
-        failed = 0
+        """How many handshakes failed since this was last asked: no key, one that is not on the list, another server's key, no CURVE.
+        Messages of keys that were taken off the list count, too. Looks at the list first."""
+        if self._allowed is not None:
+            self._allowed.look()
+        failed, self._dropped = self._dropped, 0
         while _take(self._failures):
             failed += 1
         return failed
-
-    def _who(self, frame: zmq.Frame) -> Known | None:
-        return None if self._keys is None else self._keys.allowed[str(frame.get("User-Id")).encode()]
 
     def send(self, peer: bytes, frames: list[bytes], account: str = "") -> bool:
         """False when the peer is gone or does not read. A large message that is put on an account counts in `under_way`."""
@@ -146,7 +152,7 @@ class Router:
             if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 return False
             raise
-        if watched:
+        if tracker is not None:
             self._large.setdefault(account, []).append((len(message), tracker))
         return True
 

@@ -63,6 +63,14 @@ def payload_with_new_digest(run: Path, sql: Sql) -> Fault:
     return Fault("payload", rollout, "the ledger acknowledged")
 
 
+def token_beyond_the_vocabulary(run: Path, sql: Sql) -> Fault:
+    rollout = trained(sql)
+    data = sql("SELECT payload FROM rollouts WHERE rollout_id = ?", rollout)[0][0]
+    data = (16).to_bytes(4, "little") + data[4:]
+    sql("UPDATE rollouts SET payload = ?, payload_digest = ? WHERE rollout_id = ?", data, digest(data), rollout)
+    return Fault("payload", rollout, "token id 16 is outside the vocabulary of 16")
+
+
 def payload_gone(run: Path, sql: Sql) -> Fault:
     rollout = trained(sql)
     sql("UPDATE rollouts SET payload = NULL WHERE rollout_id = ?", rollout)
@@ -329,7 +337,8 @@ def transition_skipped(run: Path, sql: Sql) -> Fault:
 
 
 FAULTS = [
-    payload_bit, mu_value(0.25), mu_value(np.nan), mu_value(-np.inf), payload_with_new_digest, payload_gone, reward_of_row,
+    payload_bit, mu_value(0.25), mu_value(np.nan), mu_value(-np.inf), payload_with_new_digest, payload_gone,
+    token_beyond_the_vocabulary, reward_of_row,
     reward_everywhere, span_gap, span_order, state_without_transition, trained_without_record, group_state, rollout_deleted,
     rollout_invented, books_out_of_balance, produced_counter_changed, produced_in_the_ledger, anchor_gone,
     source_unknown, source_swapped, stale_cache_anchored, anchor_under_other_weights,

@@ -62,7 +62,7 @@ def test_the_last_evaluation_follows_the_last_update_and_ends_the_run(make_stage
 
 
 def test_an_actor_with_eval_orders_gets_no_other_notice_and_catches_up_after(make_stage: Callable[..., Stage]) -> None:
-    stage = make_stage(heldout=3, eval={"every": 1})
+    stage = make_stage(heldout=3, learner={"updates": 2}, eval={"every": 1})
     learner, actor, other = stage.learner(), stage.actor("a0"), stage.actor("a1")
     evaluate(actor)
     actor.answer()
@@ -170,3 +170,29 @@ def test_an_evaluation_of_an_orphaned_version_is_given_up(make_stage: Callable[.
     learner.committed = 3
     learner.commit(learner.lease())
     assert stage.rows("SELECT version, updates, state FROM evals WHERE state = 'pending'") == [(4, 2, "pending")]
+
+
+def test_an_actor_that_lost_its_version_is_told_of_it_while_it_holds_an_evaluation(make_stage: Callable[..., Stage]) -> None:
+    stage = make_stage(heldout=3)
+    stage.learner()
+    actor = stage.actor()
+    assert len(actor.pull(want=2).orders) == 2
+    actor.confirmed = -1  # its engine died
+    assert actor.pull(want=0).notice == notice(0)
+    assert actor.confirmed == 0
+    assert actor.pull(want=0).notice is None
+    actor.answer()
+
+
+def test_an_evaluation_that_falls_due_while_one_is_open_is_skipped_but_the_last_is_made(make_stage: Callable[..., Stage]) -> None:
+    stage = make_stage(heldout=2, learner={"updates": 4}, eval={"every": 1})
+    learner, slow, actor = stage.learner(), stage.actor("a0"), stage.actor("a1")
+    evaluate(slow)
+    slow.answer()  # the training orders that came after it
+    for _ in range(4):
+        actor.pull(want=0)
+        actor.work()
+        learner.commit(learner.lease())
+        slow.pull(want=1)  # it takes the first evaluation that it can, and never answers
+    assert stage.rows("SELECT updates, state FROM evals") == [(0, "done"), (1, "pending"), (4, "pending")]
+    assert stage.core.store.counters["evaluations_skipped"] == 2

@@ -150,6 +150,8 @@ def test_memory_after_a_fork_is_what_the_tables_say(stage: Stage) -> None:
     learner = stage.learner()
     learner.client.call(Fork(learner.epoch, 1, notice(4)))
     queue, versions = list(stage.core.queue), dict(stage.core.versions)
+    assert stage.core.last_metrics["update"] == 1  # not that of an update that was given up
     stage.reopen()
+    assert stage.core.last_metrics["update"] == 1
     assert (list(stage.core.queue), stage.core.versions, stage.core.committed) == (queue, versions, 4)
     assert (stage.core.stepped, stage.core.next_update, stage.core.next_version) == (1, 4, 5)

@@ -14,7 +14,7 @@ from tests.support.keys import KeyRing, for_another_server, unlisted
 from tests.support.replay import DaemonThread, LightActor, LightLearner, make_config, stats
 from wire.codec import encode
 from wire.errors import ConfigError, RefusedError, TryAgainError
-from wire.keys import ClientKeys
+from wire.keys import ALLOWED, ClientKeys, make_keys
 from wire.messages import PROTOCOL, Hello, Leased, Note, Pull, Stats, Welcome
 from wire.sockets import Dealer, Router
 
@@ -138,6 +138,58 @@ def test_a_run_with_keys(tmp_path: Path, ring: KeyRing, address: str) -> None:
         assert learner.commit(leased).version == 1
         for client in (learner, *actors):
             client.close()
+
+
+def test_the_list_is_read_again_when_changed(tmp_path: Path, ring: KeyRing, decoded: list[int], caplog: pytest.LogCaptureFixture) -> None:
+    listed = ring.folder / ALLOWED
+    with keyed(tmp_path, ring) as daemon:
+        staying = LightActor(BlockingClient(daemon.endpoint, ring.client("actor")), daemon.core.config, "a")
+        leaving = LightActor(BlockingClient(daemon.endpoint, ring.client("other")), daemon.core.config, "b")
+        before, other = listed.read_text(), curve(ring.client("other"))
+        assert make_keys(ring.folder, ["late"]) == ["late"]
+        LightActor(BlockingClient(daemon.endpoint, ring.client("late")), daemon.core.config, "c").close()  # at once: the handshake looks
+
+        write(listed, before[:before.index("[other]")])
+        wait_for("no longer: late, other", caplog)
+        decoded.clear()
+        with pytest.raises(TimeoutError):  # its open connection is of no use any more
+            leaving.client.call(Note(leaving.epoch, "x", "y"), timeout_s=0.5)
+        assert not knock(daemon.endpoint, other)
+        assert decoded == []
+        wait_until(lambda: daemon.core.store.counters.get("strangers_refused", 0) >= 2)
+
+        write(listed, before + "\n[broken]\n")  # nothing changes, and one line says why
+        wait_for("[broken] must be", caplog)
+        write(listed, before)
+        listed.chmod(0o644)
+        wait_for(f"others have access to {listed}", caplog)
+        assert not knock(daemon.endpoint, other)
+        staying.client.call(Note(staying.epoch, "x", "still here"))
+        listed.chmod(0o600)
+        wait_for("new: other; no longer: none", caplog)
+        leaving.client.call(Note(leaving.epoch, "x", "back"))
+        assert sum("is not used, the one before it still holds" in line for line in caplog.messages) == 2
+        for client in (staying, leaving):
+            client.close()
+
+
+def write(file: Path, text: str) -> None:
+    """As an editor does, whose file is the owner's alone."""
+    new = file.with_suffix(".edited")
+    new.touch(0o600)
+    new.write_text(text)
+    new.replace(file)
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def wait_for(line: str, caplog: pytest.LogCaptureFixture) -> None:
+    wait_until(lambda: any(line in message for message in caplog.messages))
 
 
 def test_a_key_counts_for_its_role_alone(tmp_path: Path, ring: KeyRing) -> None:
