@@ -59,8 +59,10 @@ def check_readers(config: "Config") -> None:
         if key in READERS:
             axis, readers = READERS[key]
             if (choice := getattr(recipe, axis)) not in readers:
-                raise ValueError(f"recipe.{key} = {value!r} is read with recipe.{axis} = {' or '.join(map(repr, readers))} only, and here it is "
-                                 f"{choice!r}: leave it out, or change recipe.{axis}")
+                wanted = " or ".join(map(repr, readers))
+                raise ValueError(f"recipe.{key} = {value!r} is read with recipe.{axis} = {wanted} only, and here it is {choice!r}: leave "
+                                 f"it out, or change recipe.{axis}")
         if key in WITH_A_VALUE and not getattr(recipe, WITH_A_VALUE[key]):
             needs = WITH_A_VALUE[key]
-            raise ValueError(f"recipe.{key} = {value!r} is read with recipe.{needs} only, which is not set: leave it out, or set recipe.{needs}")
+            raise ValueError(f"recipe.{key} = {value!r} is read with recipe.{needs} only, which is not set: leave it out, or set "
+                             f"recipe.{needs}")

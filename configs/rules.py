@@ -80,8 +80,8 @@ def _minirl(config: "Config") -> None:
         raise ValueError(f"recipe.objective = 'minirl' has no length normalisation, which aggregation = {recipe.aggregation!r} is: set "
                          "recipe.aggregation = 'length_weighted' or 'constant'")
     if recipe.estimator not in ("dr_grpo", "rloo", "remax"):
-        raise ValueError(f"recipe.objective = 'minirl' takes unscaled advantages, which estimator = {recipe.estimator!r} does not give: set "
-                         "recipe.estimator = 'dr_grpo'")
+        raise ValueError(f"recipe.objective = 'minirl' takes unscaled advantages, which estimator = {recipe.estimator!r} does not give: "
+                         "set recipe.estimator = 'dr_grpo'")
 
 
 def _no_deadlock(config: "Config") -> None:

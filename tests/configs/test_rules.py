@@ -68,7 +68,7 @@ REFUSED = [
     (tree(recipe={"filter": "geometric", "filter_high": 0.9}), "filter_low = 0.999 is above recipe.filter_high = 0.9"),
     (tree(recipe={"objective": "minirl", "estimator": "dr_grpo"}), "no length normalisation, which aggregation = 'token_mean' is"),
     (tree(recipe={"objective": "minirl", "estimator": "dr_grpo", "aggregation": "sequence_mean"}), "'sequence_mean' is"),
-    (tree(recipe={"objective": "minirl", "estimator": "grpo", "aggregation": "length_weighted"}), "unscaled advantages, which estimator = 'grpo'"),
+    (tree(recipe={"objective": "minirl", "aggregation": "length_weighted"}), "unscaled advantages, which estimator = 'grpo'"),
     (tree(recipe={"prox": "ewma", "base": "prox", "ewma_window": 0}), "ewma_window = 0 makes the average the live weights"),
 ]
 

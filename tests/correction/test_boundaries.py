@@ -64,7 +64,7 @@ def test_minirl_caps_the_total_ratio() -> None:
 
 
 def test_tapo_never_clips_narrower_than_its_floor() -> None:
-    """At the 4th token the schedule's half-width is .4 / 2 = .2; the prefix ratio is 1.25 throughout."""
+    """At the 4th token the schedule's half-width is .4 / 2 = .2; the prefix ratio is 1.25 throughout, then .75."""
     base, ratio = tensor(-1.0, -1.0, -1.0, -1.0), math.log(1.25)
     for floor, slope in ((0.0, 0.0), (0.24, 0.0), (0.26, -1.25)):
         cur = (base + ratio).requires_grad_()
@@ -73,6 +73,11 @@ def test_tapo_never_clips_narrower_than_its_floor() -> None:
         (grad,) = torch.autograd.grad(loss.sum(), cur)
         assert float(grad[0, 3]) == pytest.approx(slope), floor
         assert float(grad[0, 0]) == pytest.approx(-1.25)
+        fallen = (base + math.log(0.75)).requires_grad_()
+        loss = token_losses(fallen, base, -torch.ones(1, dtype=torch.float64), every(base), objective="tapo", clip_low=0.4, clip_high=0.4,
+                            floor=floor)
+        (grad,) = torch.autograd.grad(loss.sum(), fallen)
+        assert float(grad[0, 3]) == pytest.approx(0.75 if slope else 0.0), floor
 
 
 def test_decoupled_keeps_a_weight_at_its_cap() -> None:

@@ -4,7 +4,6 @@ No engine: what a model would say (a reference, a running average, draws of SIS)
 """
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,7 +48,8 @@ CASES: list[tuple[str, dict[str, Any], Any, Tables]] = [
     ("position_decay", {"objective": "tapo"}, 2.0, {}), ("position_floor", {"objective": "tapo", "position_decay": 2.0}, 0.19, {}),
     ("engine", {}, "tis", {}), ("engine", {}, "icepop", {}), ("engine", {}, "kpop", {}),
     ("engine_level", {"engine": "tis"}, "sequence", {}), ("engine_level", {"engine": "tis"}, "geometric", {}),
-    ("engine_cap", {"engine": "tis"}, 1.1, {}), ("engine_low", {"engine": "icepop"}, 0.9, {}), ("engine_high", {"engine": "icepop"}, 1.1, {}),
+    ("engine_cap", {"engine": "tis"}, 1.1, {}), ("engine_low", {"engine": "icepop"}, 0.9, {}),
+    ("engine_high", {"engine": "icepop"}, 1.1, {}),
     ("kpop_threshold", {"engine": "kpop"}, 1e-3, {}), ("kpop_carry", {"engine": "kpop"}, "one", {}),
     *(("filter", {"filter_low": 0.9, "filter_high": 1.2, "filter_threshold": 1.1}, name, {}) for name in ("sequence", "geometric", "carm")),
     ("filter", {}, "k3", {}), ("filter", {"filter_threshold": 0.8}, "veto", {}),
@@ -89,12 +89,11 @@ def column(lease: LeaseRows, seed: int) -> Tensor:
 
 
 @pytest.fixture(autouse=True)
-def made_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparing, "reference_column", lambda engine, config, lease, table: column(lease, 1))
     monkeypatch.setattr(preparing, "whole_kl", lambda engine, config, lease, table: column(lease, 2).abs() / 10)
     monkeypatch.setattr(preparing, "averaged_prox", lambda engine, lease, table, score: column(lease, 3))
     monkeypatch.setattr(preparing, "sis_accepted", lambda engine, config, lease, table: (column(lease, 4) > -3.5) & table.mask_RT)
-    yield
 
 
 def noisy_lease(config: Config) -> LeaseRows:
@@ -146,12 +145,13 @@ def test_every_setting_is_here() -> None:
 @pytest.mark.parametrize(("recipe", "active", "expected"), [
     ({}, 1.0, 2 / 4), ({"ewma_window": 6}, 1.0, 6 / 8), ({"ewma_window": 1}, 0.9, 1 / 3), ({}, 0.89, None),
     ({"ewma_reset": 0.5}, 0.89, 2 / 4), ({"ewma_reset": 0.5}, 0.49, None)], ids=str)
-def test_the_window_and_the_reset_of_the_running_average(folder: Path, recipe: dict[str, Any], active: float, expected: float | None) -> None:
+def test_the_window_and_the_reset_of_the_running_average(folder: Path, recipe: dict[str, Any], active: float,
+                                                         expected: float | None) -> None:
     """By how much it decays (budget 2), or that it begins anew."""
     config = tiny_config(folder, recipe={"prox": "ewma", "base": "prox", **recipe})
     done: list[float | None] = []
     memory = SimpleNamespace(follow=lambda state, beta: done.append(beta), restart_anchor=lambda state: done.append(None))
-    engine: Any = SimpleNamespace(memory=memory, full_state=lambda: {})
+    engine: Any = SimpleNamespace(memory=memory, full_state=dict)
     ready: Any = SimpleNamespace(moment=0.25)
     metrics: dict[str, Any] = {"active": active}
     remember(engine, config, ready, metrics)
