@@ -19,7 +19,7 @@ from configs.schema import Config
 from correction.sis import counter_uniform, sis_accept
 from learner import prepare as preparing
 from learner.batch import Anchor, LeaseRows, tabulate
-from learner.loss import count_mask, divisors, micro_loss, regularisers
+from learner.loss import count_mask, divisors, loss_measures, micro_loss, regularisers
 from learner.prepare import prepare, scored_prox, sis_accepted
 from learner.rewards import shaped_rewards
 from learner.update import remember
@@ -191,6 +191,18 @@ def test_a_weighted_kl_has_the_gradient_of_k3_times_a_frozen_weight(folder: Path
     columns = (column_RT[mask].tolist() for column_RT in (cur.detach(), ready.ref_RT, ready.table.mu_RT))
     expected = [0.7 / tokens * math.exp(c - m) * (1 - math.exp(r - c)) for c, r, m in zip(*columns, strict=True)]
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-7)
+
+
+def test_a_reference_without_a_coefficient_measures_the_kl(folder: Path) -> None:
+    """So the column is not scored for nothing, and the config takes it."""
+    config = tiny_config(folder, recipe={"kl_estimator": "k2"}, **REFERENCE)
+    lease = noisy_lease(config)
+    engine: Any = SimpleNamespace(memory=SimpleNamespace(reward_moment=None))
+    ready, cur = prepare(lease, config, lambda rows: [], engine), column(lease, 6)
+    assert ready.ref_RT is not None
+    found = loss_measures(config, ready, torch.ones_like(cur), cur, None)["kl"]
+    assert found == pytest.approx(float(((ready.ref_RT - cur)[ready.table.mask_RT].square() / 2).mean()), rel=1e-5)
+    assert found > 0.01
 
 
 def test_tokens_of_the_version_the_update_begins_from_keep_old_though_their_row_is_scored(folder: Path) -> None:
