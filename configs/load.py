@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from configs.readers import check_readers
 from configs.recipes import check_label, complete, expand, named
 from configs.schema import Config
 
@@ -32,7 +33,9 @@ def load(files: list[Path], sets: list[str]) -> Config:
         _merge(settings, _setting(item))
     _lay_over(tree, settings)
     check_label(tree)
-    return validate(tree)
+    config = validate(tree)
+    check_readers(config)
+    return config
 
 
 def validate(tree: dict[str, Any]) -> Config:

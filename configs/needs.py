@@ -42,10 +42,23 @@ def record_needs(config: "Config") -> list[str]:
 
 
 def uncorrected(config: "Config") -> str | None:
-    """One line when nothing in the recipe corrects for staleness although the budget allows it; None when all is well."""
-    recipe = config.recipe
-    if config.replay.max_staleness > 0 and recipe.objective in ("unit", "score") and recipe.group_mass_cap is None \
-            and recipe.staleness in ("none", "opsm", "m2_mask"):
-        return (f"recipe.objective = {recipe.objective!r} takes every token as if the current policy had sampled it: with "
-                f"replay.max_staleness = {config.replay.max_staleness}, staleness is uncorrected")
+    """One line when nothing in the recipe corrects for staleness although the budget allows it, or when a running average as the proximal
+    policy cannot act; None when all is well."""
+    recipe, budget = config.recipe, config.replay.max_staleness
+    masks_only = recipe.staleness in ("none", "opsm", "m2_mask")
+    if budget > 0 and recipe.objective in ("unit", "score"):
+        if masks_only and recipe.group_mass_cap is None:
+            return (f"recipe.objective = {recipe.objective!r} takes every token as if the current policy had sampled it: with "
+                    f"replay.max_staleness = {budget}, staleness is uncorrected")
+    elif budget > 0 and recipe.base == "prox" and (masks_only or recipe.staleness == "m2_range"):
+        return (f"recipe.base = 'prox' clips cur/prox, and nothing weighs by prox/old: with replay.max_staleness = {budget}, staleness is "
+                "uncorrected; set recipe.staleness = 'decoupled'")
+    if recipe.prox == "ewma" and ewma_window(config) == 0 and config.learner.steps_per_update == 1:
+        return ("recipe.prox = 'ewma' has a window of replay.max_staleness = 0 versions: the average is the live weights, so cur/prox is "
+                "identically 1 and the clip never acts; set recipe.ewma_window")
     return None
+
+
+def ewma_window(config: "Config") -> int:
+    """In versions."""
+    return config.replay.max_staleness if config.recipe.ewma_window is None else config.recipe.ewma_window

@@ -94,7 +94,7 @@ class Recipe(Table):
     prox: Literal["version_in", "ewma"] = "version_in"
     """The proximal policy: the version the update begins from, or a running average of the versions. It never fills old."""
     ewma_window: Annotated[int, Field(ge=0)] | None = None
-    """ewma: versions; the average decays by window / (window + 2). Default: replay.max_staleness."""
+    """ewma: versions, 1 or more; the average decays by window / (window + 2). Default: replay.max_staleness."""
     ewma_reset: Share = 0.9
     """ewma: set the average to the live weights when less than this share of the tokens with an advantage still has a gradient."""
     group_mass_cap: Annotated[float, Field(ge=1)] | None = None
@@ -102,7 +102,7 @@ class Recipe(Table):
 
     # ---------------------------------------------------------------- reference policy (learner.reference) and entropy
     kl: NotNegative = 0.0
-    """Coefficient of the KL to learner.reference."""
+    """Coefficient of the KL to learner.reference. 0 beside a reference only measures it."""
     kl_estimator: Literal["k1", "k2", "k3", "full"] = "k3"
     """full: over the whole vocabulary, inside the training forward."""
     kl_in: Literal["loss", "reward"] = "loss"

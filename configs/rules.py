@@ -14,7 +14,7 @@ ENDPOINT = re.compile(r"tcp://([A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9a-f:]+\]):(\d+|\*
 
 def check_tree(config: "Config") -> None:
     """Raises ValueError with one line for the first rule that does not hold."""
-    for rule in (_endpoint, _sampling_contract, _group_sizes, _batch_shape, _no_deadlock, check_stacking):
+    for rule in (_endpoint, _sampling_contract, _group_sizes, _batch_shape, _no_deadlock, check_stacking, _minirl):
         rule(config)
 
 
@@ -46,6 +46,9 @@ def _group_sizes(config: "Config") -> None:
     if config.recipe.estimator == "rloo" and least < 2:
         raise ValueError("recipe.estimator = 'rloo' leaves one out, so it needs at least two scored samples: "
                          "set sampling.n >= 2 and replay.min_scored >= 2")
+    if config.recipe.estimator != "remax" and n < 2:
+        raise ValueError(f"recipe.estimator = {config.recipe.estimator!r} compares the samples of a group, so with sampling.n = 1 every "
+                         "advantage is 0: set sampling.n >= 2, or recipe.estimator = 'remax'")
     contrast = least + (config.recipe.estimator == "remax")  # there the greedy response is one of those compared
     if config.recipe.dynamic_sampling and contrast < 2:
         raise ValueError("recipe.dynamic_sampling drops groups whose rewards are all equal, and a group of one always is: "
@@ -66,6 +69,19 @@ def check_ranks(groups_per_step: int, ranks: int) -> None:
     if groups_per_step % ranks:
         raise ValueError(f"{groups_per_step} groups per optimizer step cannot be shared by {ranks} ranks: make "
                          f"learner.groups_per_update / learner.steps_per_update a multiple of the number of ranks")
+
+
+def _minirl(config: "Config") -> None:
+    """Its objective is a sum over tokens of R - group mean: a mean over lengths or a division by a deviation makes another method of it."""
+    recipe = config.recipe
+    if recipe.objective != "minirl":
+        return
+    if recipe.aggregation not in ("length_weighted", "constant"):
+        raise ValueError(f"recipe.objective = 'minirl' has no length normalisation, which aggregation = {recipe.aggregation!r} is: set "
+                         "recipe.aggregation = 'length_weighted' or 'constant'")
+    if recipe.estimator not in ("dr_grpo", "rloo", "remax"):
+        raise ValueError(f"recipe.objective = 'minirl' takes unscaled advantages, which estimator = {recipe.estimator!r} does not give: "
+                         "set recipe.estimator = 'dr_grpo'")
 
 
 def _no_deadlock(config: "Config") -> None:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 TOTAL_RATIO = ("score", "minirl")
 """Objectives without a ratio of their own, or with the whole ratio: engine correctors only mask."""
 WITHOUT_RATIO = (*TOTAL_RATIO, "unit")
+GEOMETRIC = (0.999, 1.001)
+"""What the geometric filter takes for a bound that is left out."""
 
 
 def check_stacking(config: "Config") -> None:
@@ -85,6 +87,9 @@ def _objective(config: "Config") -> None:
     if recipe.prox == "ewma" and recipe.objective in WITHOUT_RATIO:
         raise ValueError(f"recipe.prox = 'ewma' is a proximal policy for an objective that clips against it, which {recipe.objective} does "
                          "not: leave recipe.prox out")
+    if recipe.ewma_window == 0:
+        raise ValueError("recipe.ewma_window = 0 makes the average the live weights, which recipe.prox = 'version_in' is already: set 1 or "
+                         "more, or leave it out")
     if recipe.prox == "ewma" and recipe.base != "prox":
         raise ValueError("recipe.prox = 'ewma' fills prox, and recipe.base = 'old' clips against another policy: set recipe.base = 'prox'")
 
@@ -95,8 +100,10 @@ def _filter(config: "Config") -> None:
         raise ValueError("recipe.filter = 'sequence' needs recipe.filter_low and recipe.filter_high, e.g. .5 and 2")
     if recipe.filter == "carm" and (recipe.filter_threshold is None or recipe.filter_threshold < 1):
         raise ValueError("recipe.filter = 'carm' needs recipe.filter_threshold, 1 or more: none is published")
-    if recipe.filter_low is not None and recipe.filter_high is not None and recipe.filter_low > recipe.filter_high:
-        raise ValueError(f"recipe.filter_low = {recipe.filter_low} is above recipe.filter_high = {recipe.filter_high}")
+    low = GEOMETRIC[0] if recipe.filter_low is None and recipe.filter == "geometric" else recipe.filter_low
+    high = GEOMETRIC[1] if recipe.filter_high is None and recipe.filter == "geometric" else recipe.filter_high
+    if low is not None and high is not None and low > high:
+        raise ValueError(f"recipe.filter_low = {low} is above recipe.filter_high = {high}")
 
 
 def _reference(config: "Config") -> None:

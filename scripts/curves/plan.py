@@ -52,7 +52,7 @@ def settings(case: Case, updates: int) -> dict[str, Any]:
 
 def pointless(case: Case) -> str | None:
     """Why this case is not run; None when it is."""
-    found = uncorrected(load([ROOT / CONFIG], sets(settings(case, UPDATES))))
+    found = uncorrected(load([ROOT / CONFIG], sets(settings(case, UPDATES)))) if case.budget else None
     return None if found is None else "for budget 0: nothing in it corrects for staleness"
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from configs.load import load, load_resolved, validate
 from configs.needs import record_needs, scores_prox, uncorrected
+from configs.readers import READERS, WITH_A_VALUE, check_readers
+from configs.recipe_table import Recipe
 from configs.recipes import RECIPES, full_keys
 from configs.schema import Config
 from tests.configs.test_rules import tree
@@ -104,5 +106,80 @@ def test_uncorrected_staleness_is_said_above_budget_0_only() -> None:
     name = {"name": "online_icepop"}
     assert "staleness is uncorrected" in str(uncorrected(validate(tree(recipe=name, replay={"max_staleness": 4}))))
     assert uncorrected(validate(tree(recipe=name, replay={"max_staleness": 0}))) is None
-    for other in ("gmc_grpo", "sis", "dapo"):
-        assert uncorrected(validate(tree(recipe={"name": other}))) is None
+    assert "staleness is uncorrected" in str(uncorrected(validate(tree(recipe=name, replay={"max_staleness": 1}))))
+
+
+def test_no_other_named_recipe_leaves_staleness_uncorrected_at_budget_4() -> None:
+    silent = [name for name in RECIPES if uncorrected(validate(tree(recipe={"name": name}, replay={"max_staleness": 4}))) is None]
+    assert set(RECIPES) - set(silent) == {"rloo", "online_icepop"}
+
+
+@pytest.mark.parametrize(("recipe", "steps"), [
+    ({}, 2), ({"staleness": "opsm"}, 2), ({"staleness": "m2_mask"}, 2), ({"staleness": "m2_range"}, 2), ({"objective": "cispo"}, 2),
+    ({"engine": "tis"}, 2), ({"prox": "ewma"}, 1), ({"prox": "ewma"}, 2)], ids=str)
+def test_a_clip_on_prox_alone_leaves_staleness_uncorrected(recipe: dict[str, Any], steps: int) -> None:
+    """cur/prox is what this update did; prox/old is what the updates since the sampling did."""
+    def line(budget: int, **more: Any) -> str | None:
+        return uncorrected(validate(tree(recipe={"base": "prox", **recipe, **more}, learner={"steps_per_update": steps},
+                                         replay={"max_staleness": budget})))
+    for budget in (1, 4):
+        assert f"nothing weighs by prox/old: with replay.max_staleness = {budget}" in str(line(budget))
+        assert line(budget, staleness="decoupled") is None
+    assert line(0, ewma_window=1 if "prox" in recipe else None) is None
+
+
+def test_a_running_average_over_no_version_is_said_to_be_idle() -> None:
+    def line(**tables: Any) -> str | None:
+        return uncorrected(validate(tree(**{"recipe": {"name": "ewma_ppo"}, "replay": {"max_staleness": 0}, **tables})))
+    assert "cur/prox is identically 1 and the clip never acts" in str(line())
+    assert line(replay={"max_staleness": 1}) is None
+    assert line(recipe={"name": "ewma_ppo", "ewma_window": 2}) is None
+    assert line(learner={"steps_per_update": 2}) is None  # the second step's ratio is not 1
+
+
+# ---------------------------------------------------------------- settings that nothing reads
+UNREAD = [
+    ("recipe.delta=0.1", "recipe.delta = 0.1 is read with recipe.objective = 'ripo' or 'fdiv' only, and here it is 'ppo'"),
+    ("recipe.engine_cap=3.0", "recipe.engine_cap = 3.0 is read with recipe.engine = 'tis' only, and here it is 'none'"),
+    ("recipe.overlong_limit=4", "recipe.overlong_limit = 4 is read with recipe.overlong only, which is not set"),
+    ("recipe.kl_weight=total", "recipe.kl_weight = 'total' is read with recipe.kl only"),
+    ("recipe.kl_mask=kept", "recipe.kl_mask = 'kept' is read with recipe.kl only"),
+    ("recipe.ewma_window=2", "recipe.ewma_window = 2 is read with recipe.prox = 'ewma' only"),
+    ("recipe.filter_threshold=0.5", "is read with recipe.filter = 'carm' or 'k3' or 'veto' only"),
+]
+
+
+@pytest.mark.parametrize(("setting", "says"), UNREAD)
+def test_a_setting_that_nothing_reads_is_refused(setting: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says.replace("(", "\\(")) as error:
+        load([FILES / "tiny-cpu.toml"], [setting])
+    assert "\n" not in str(error.value)
+
+
+def test_every_setting_with_a_reader_is_refused_beside_another_choice_and_taken_beside_its_own() -> None:
+    other = {"estimator": "grpo", "objective": "ppo", "engine": "none", "filter": "none", "staleness": "none", "prox": "version_in",
+             "kl_in": "reward"}
+    for key, (axis, choices) in READERS.items():
+        value = changed(key)
+        plain = validate(tree())
+        beside = plain.model_copy(update={"recipe": plain.recipe.model_copy(update={axis: other[axis], "kl": 1.0, key: value})})
+        with pytest.raises(ValueError, match=f"recipe.{key} = "):
+            check_readers(beside)
+        for choice in choices:
+            check_readers(beside.model_copy(update={"recipe": beside.recipe.model_copy(update={axis: choice})}))
+    assert set(READERS) | set(WITH_A_VALUE) < set(Recipe.model_fields)
+
+
+def changed(key: str) -> Any:
+    """Another value than the default; the model is not asked whether it may stand."""
+    default = Recipe.model_fields[key].default
+    return default + 0.01 if isinstance(default, float) else 3 if default is None else f"not {default}"
+
+
+def test_what_a_recipe_sets_itself_may_be_left_without_a_reader_and_a_record_loads_whatever_it_holds(tmp_path: Path) -> None:
+    assert load([FILES / "tiny-cpu.toml"], ["recipe.name=ripo", "recipe.objective=ppo"]).recipe.delta == 0.05
+    recorded = validate(tree(recipe={"engine": "none", "engine_cap": 3.0}))
+    (tmp_path / "config.json").write_text(recorded.model_dump_json())
+    assert load_resolved(tmp_path / "config.json") == recorded
+    for name in RECIPES:
+        assert load([FILES / "tiny-cpu.toml"], [f"recipe.name={name}", "sampling.max_new_tokens=8"]).recipe.name == name

@@ -94,6 +94,8 @@ def test_reinforce_pp_ema_scale_is_carried_in_batch_order() -> None:
 def test_zcpo_golden_numbers() -> None:
     coefficient = zcpo_coefficients(rewards(1, 0, 0, 1), ONE_GROUP, rewards(0.02, 0.01, 0.03, 0.02))
     assert coefficient.tolist() == pytest.approx([1, -0.96, -1.04, 1], abs=1e-12)
+    one_right = zcpo_coefficients(rewards(1, 0, 0, 0), ONE_GROUP, rewards(0, 0, 0, 0))
+    assert one_right.tolist() == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3], abs=1e-12)  # over max |A| = .75, not a deviation
     shifted = zcpo_coefficients(rewards(1, 0, 0, 1), ONE_GROUP, rewards(1.02, 1.01, 1.03, 1.02))
     assert shifted.tolist() == pytest.approx(coefficient.tolist(), abs=1e-12)
     assert float(coefficient.sum()) == pytest.approx(0, abs=1e-12)

@@ -67,6 +67,13 @@ def test_a_mask_that_shrinks_while_the_mismatch_grows(by: float, masked: float, 
         assert "fell from 2.00% to 1.00% while the mismatch grew from 0.1 to 0.13" in found["mask_shrinks"]
 
 
+@pytest.mark.parametrize(("start", "raised"), [(0.0009, False), (0.001, True), (0.0011, True)])
+def test_a_mask_that_never_took_more_than_one_token_in_a_thousand_has_no_trend(start: float, raised: bool) -> None:
+    before = HEALTHY._replace(masked=start)
+    now = HEALTHY._replace(masked=start / 2, mismatch=0.13, engines={"a": 0.13})
+    assert list(alarms(*[before] * WINDOW, *[now] * WINDOW)) == (["mask_shrinks"] if raised else [])
+
+
 def test_a_trend_compares_the_first_values_with_the_newest() -> None:
     trend = Trend()
     for value in range(2 * WINDOW + 3):

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from configs.load import validate
 from correction.mismatch import tis
 from correction.ratios import total_log_ratio
 from correction.reference import reference_kl
 from correction.staleness import opsm
-from learner.advantage import group_advantages
+from learner.loss import divisors, regularisers
 from learner.objective import aggregate, token_losses
 
 pytest.importorskip("trl", reason="trl is not installed")
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl.trainer.utils import nanstd
 
 pytestmark = pytest.mark.peer
 
@@ -39,19 +39,28 @@ def columns() -> tuple[Tensor, ...]:
     return mu, old, ref, cur.requires_grad_(), advantage
 
 
+def entropies(cur: Tensor) -> Tensor:
+    """Any function of cur, so that an entropy's gradient can be compared."""
+    return -cur.exp() * cur
+
+
 def trl_loss(loss_type: str, *, level: str = "token", high: float = 0.28, delta: float | None = None, beta: float = 0.0,
-             engine_weight: Tensor | None = None, opsm_threshold: float | None = None) -> tuple[Tensor, Tensor]:
+             engine_weight: Tensor | None = None, opsm_threshold: float | None = None, weigh_kl: bool = False,
+             entropy: float = 0.0, advantage: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Value, and gradient with respect to cur."""
-    mu, old, ref, cur, advantage = columns()
+    mu, old, ref, cur, given = columns()
+    advantage = given if advantage is None else advantage
     trainer = SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *args, **kwargs: (cur, torch.zeros(ROWS, TOKENS), None),
+        _get_per_token_logps_and_entropies=lambda *args, **kwargs: (cur, entropies(cur), None), entropy_coef=entropy,
+        use_adaptive_entropy=False,
         get_off_policy_mask=GRPOTrainer.get_off_policy_mask, aux_loss_enabled=False, top_entropy_quantile=1.0, loss_type=loss_type,
         importance_sampling_level=level, epsilon_low=0.2, epsilon_high=high, beta=beta, off_policy_mask_threshold=opsm_threshold,
         use_vllm=engine_weight is not None, vllm_importance_sampling_correction=True, max_completion_length=TOKENS + 3,
-        current_gradient_accumulation_steps=1, _entropy_bonus_enabled=False, model=SimpleNamespace(training=True),
+        current_gradient_accumulation_steps=1, _entropy_bonus_enabled=entropy != 0, model=SimpleNamespace(training=True),
         _metrics=defaultdict(lambda: defaultdict(list)),
-        args=SimpleNamespace(delta=delta, use_bias_correction_kl=False, steps_per_generation=1),
-        accelerator=SimpleNamespace(num_processes=1, reduce=lambda value, reduction: value, gather=lambda value: value))
+        args=SimpleNamespace(delta=delta, use_bias_correction_kl=weigh_kl, steps_per_generation=1),
+        accelerator=SimpleNamespace(num_processes=1, sync_gradients=True, reduce=lambda value, reduction: value,
+                                    gather=lambda value: value))
     ids = torch.zeros(ROWS, TOKENS, dtype=torch.int64)
     inputs: dict[str, Any] = {
         "prompt_ids": ids[:, :1], "prompt_mask": ids[:, :1] + 1, "completion_ids": ids, "completion_mask": MASK.double(),
@@ -105,6 +114,52 @@ def test_k3_to_the_reference() -> None:
     assert_same(our_loss("ppo", "sequence_mean", **CLIP, kl=0.04), trl_loss("grpo", beta=0.04))
 
 
+def our_regularisers(mode: str, **recipe: Any) -> tuple[Tensor, Tensor]:
+    """KL and entropy of the learner's own loss; mu is old, so that cur/mu is TRL's ratio."""
+    _, old, ref, cur, _ = columns()
+    config = validate({"model": {"path": "m"}, "task": {"train": "t"}, "learner": {"reference": "initial"},
+                       "recipe": {"aggregation": mode, **recipe}})
+    table = SimpleNamespace(mask_RT=MASK, mu_RT=old)
+    ready: Any = SimpleNamespace(table=table, ref_RT=ref, correction=SimpleNamespace(keep_RT=MASK))
+    rows, whole = list(range(ROWS)), torch.stack([cur, entropies(cur), cur])
+    loss = regularisers(config, ready, rows, cur, whole, divisors(config.recipe, ready, rows))
+    (slope,) = torch.autograd.grad(loss, cur)
+    return loss.detach(), slope
+
+
+def both(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return one[0] + other[0], one[1] + other[1]
+
+
+def test_their_kl_times_the_ratio_has_our_value_and_the_ratios_own_gradient_beside_ours() -> None:
+    """`use_bias_correction_kl` lets the ratio carry a gradient; kl_weight = "total" holds it fixed."""
+    _, old, ref, cur, _ = columns()
+    value, slope = trl_loss("dapo", beta=0.3, weigh_kl=True)
+    ours = both(our_loss("ppo", "token_mean", **CLIP), our_regularisers("token_mean", kl=0.3, kl_weight="total"))
+    assert float((value - ours[0]).abs()) < 1e-12
+    frozen = reference_kl(cur, ref, MASK, estimator="k3").detach()
+    (live,) = torch.autograd.grad(0.3 * aggregate(frozen * (cur - old).exp(), MASK, mode="token_mean"), cur)
+    assert float(live.abs().max()) > 1e-3
+    assert float((slope - ours[1] - live).abs().max()) < 1e-12
+
+
+def test_their_entropy_bonus_is_ours_per_token() -> None:
+    assert_same(both(our_loss("ppo", "token_mean", **CLIP), our_regularisers("token_mean", entropy=0.2)), trl_loss("dapo", entropy=0.2))
+    ours = both(our_loss("ppo", "sequence_mean", **CLIP), our_regularisers("sequence_mean", entropy=0.2))
+    assert float((ours[0] - trl_loss("grpo", entropy=0.2)[0]).abs()) > 1e-3  # ours follows the aggregation, theirs is a token mean always
+
+
+def test_their_delta_caps_a_positive_advantage_too_where_it_is_below_the_clip() -> None:
+    """The same as the dual clip only while delta > 1 + epsilon_high."""
+    assert_same(our_loss("ppo", "token_mean", **CLIP, dual=1.29), trl_loss("dapo", delta=1.29))
+    ours, theirs = our_loss("ppo", "token_mean", **CLIP, dual=1.1), trl_loss("dapo", delta=1.1)
+    _, old, _, cur, advantage = columns()
+    capped = MASK & (advantage > 0)[:, None] & ((cur - old).detach().exp() > 1.1)
+    assert not bool(theirs[1][capped].any())
+    assert bool(ours[1][capped].any())  # up to the clip at 1.28
+    assert float((ours[1] - theirs[1])[~capped].abs().max()) < 1e-12
+
+
 def test_an_engine_weight_multiplies_the_loss() -> None:
     mu, old, _, _, _ = columns()
     factor = tis(old - mu, MASK, cap=1.2)
@@ -119,10 +174,3 @@ def test_off_policy_sequence_masking(threshold: float) -> None:
     theirs = GRPOTrainer.get_off_policy_mask(advantage[:, None], cur, mu, MASK.double(), threshold)
     assert factor.keep_RT.tolist() == ((theirs > 0) & MASK).tolist()
     assert_same(our_loss("ppo", "sequence_mean", **CLIP, keep=factor.keep_RT), trl_loss("grpo", opsm_threshold=threshold))
-
-
-def test_their_group_deviation_is_the_samples_ours_the_populations() -> None:
-    rewards, group = torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.int64)
-    theirs = (rewards - rewards.mean()) / (nanstd(rewards) + 1e-4)
-    assert group_advantages(rewards, group, estimator="grpo")[0] == pytest.approx(1.7320, abs=1e-4)
-    assert float(theirs[0]) == pytest.approx(1.4997, abs=1e-4)

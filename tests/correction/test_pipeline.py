@@ -158,12 +158,28 @@ def test_what_sis_accepts_takes_no_engine_weight_but_is_masked_by_it(make_batch:
     assert result.counts["sis_accepted"] == int((accepted & engine.keep_RT).sum())
 
 
+@pytest.mark.parametrize(("name", "hyper"), [("opsm", {"threshold": 0.05}), ("m2_mask", {"budget": 0.05})])
+def test_what_drops_for_staleness_reads_prox_over_mu_and_not_prox_over_old(
+    name: str, hyper: dict[str, float], make_batch: Callable
+) -> None:
+    b = make_batch()
+    b = replace(b, advantage=-b.advantage.abs())
+    found = correct(table(b), CorrectionChoice(staleness=name, staleness_hyper=hyper), b.advantage).factors["staleness"]
+    by_mu, by_old = (
+        opsm(b.prox - base, b.advantage, b.mask, **hyper) if name == "opsm" else m2_mask(b.prox - base, b.mask, **hyper)
+        for base in (b.mu, b.old)
+    )
+    assert torch.equal(found.keep_RT, by_mu.keep_RT)
+    assert not torch.equal(by_mu.keep_RT, by_old.keep_RT)
+
+
 def test_m2_range_gives_a_clip_and_masks_nothing(make_batch: Callable) -> None:
     b = make_batch()
     choice = CorrectionChoice(staleness="m2_range", staleness_hyper={"budget": 1e-4, "floor_low": 1e-3, "floor_high": 1e-3})
     result = correct(table(b), choice, b.advantage)
     assert torch.equal(result.keep_RT, b.mask)
     assert result.clip == m2_range(b.prox - b.mu, b.advantage, b.mask, budget=1e-4, floor_low=1e-3, floor_high=1e-3)
+    assert result.clip != m2_range(b.prox - b.old, b.advantage, b.mask, budget=1e-4, floor_low=1e-3, floor_high=1e-3)
     assert correct(table(b), CorrectionChoice()).clip is None
 
 

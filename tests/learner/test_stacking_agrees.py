@@ -1,5 +1,6 @@
 """The config refuses exactly the stackings that the pure functions refuse, over all combinations of the axes they share."""
 
+from inspect import Parameter, signature
 from itertools import product
 from typing import Any, get_args
 
@@ -7,8 +8,10 @@ import pytest
 
 from configs.load import validate
 from configs.recipe_table import Recipe
+from configs.stacking import GEOMETRIC
 from configs.stacking import check_stacking as check_config
 from correction import choice as pure
+from correction.filters import geometric_filter, sequence_filter
 from learner.prepare import FILTER_KEYS, correction_choice
 from tests.configs.test_rules import tree
 
@@ -46,3 +49,10 @@ def test_every_choice_of_the_pure_functions_can_be_written_down() -> None:
     for key, names in (("engine", pure.ENGINES), ("filter", pure.FILTERS), ("staleness", pure.STALENESS), ("objective", AXES["objective"])):
         assert set(get_args(fields[key].annotation)) == set(names)
     assert set(FILTER_KEYS) == set(pure.FILTERS)
+
+
+def test_the_bounds_that_the_config_compares_are_the_filters_own() -> None:
+    keywords = signature(geometric_filter).parameters
+    assert (keywords["low"].default, keywords["high"].default) == GEOMETRIC
+    keywords = signature(sequence_filter).parameters
+    assert {keywords["low"].default, keywords["high"].default} == {Parameter.empty}  # there both have to be given
