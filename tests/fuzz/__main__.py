@@ -1,6 +1,6 @@
-"""`python -m tests.fuzz TARGET [--seconds N] [--seed N] [--found FOLDER]`: one target under libFuzzer (atheris), guided by what of our code an
-input reaches. Ends with 0 when the time is over and nothing was found. Else the input is in FOLDER: copy it to tests/fuzz/found/TARGET, where
-`make test` tries it again.
+"""`python -m tests.fuzz TARGET [--seconds N] [--seed N] [--found FOLDER]`: one target under libFuzzer (atheris), guided by what of our code
+an input reaches. Ends with 0 when the time is over and nothing was found. Else the input is in FOLDER: copy it to tests/fuzz/found/TARGET,
+where `make test` tries it again.
 """
 
 import argparse
@@ -13,7 +13,8 @@ from pathlib import Path
 OURS = ("configs", "wire", "replay", "actor", "tests.fuzz.planted")
 TARGETS = ("decoder", "handlers", "version_files", "outbox", "keys")
 FOUND = Path(__file__).with_name("found")
-LIMITS = ("-rss_limit_mb=1024", "-malloc_limit_mb=512", "-timeout=30", "-max_len=20000", "-use_value_profile=1", "-keep_seed=1", "-print_final_stats=1")
+LIMITS = ("-rss_limit_mb=1024", "-malloc_limit_mb=512", "-timeout=30", "-max_len=20000",
+          "-use_value_profile=1", "-keep_seed=1", "-print_final_stats=1")
 """An input that takes more than that is a finding."""
 
 

@@ -41,7 +41,8 @@ def seeds() -> list[bytes]:
     outbox.close()
     whole, one = FILE.read_bytes(), outcome(1)
     body = msgspec.msgpack.encode(Body(one.orders, one.heads, one.digests, one.failures))
-    return [pack([b"f", whole]), pack([b"e", body, b"".join(one.payloads)]), pack([b"e", msgspec.msgpack.encode(Body([], [], [], [])), b""])]
+    empty = msgspec.msgpack.encode(Body([], [], [], []))
+    return [pack([b"f", whole]), pack([b"e", body, b"".join(one.payloads)]), pack([b"e", empty, b""])]
 
 
 def mutate(data: bytes, source: random.Random, engine: Mutate) -> bytes:

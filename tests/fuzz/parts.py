@@ -1,4 +1,4 @@
-"""An input of a fuzz target is a list of byte strings, each after its length (4 bytes, little-endian). And how messages in it are mutated."""
+"""An input of a fuzz target: a list of byte strings, each after its length (4 bytes, little-endian). And how messages in it are mutated."""
 
 import random
 import struct
@@ -31,7 +31,7 @@ def pack(parts: Sequence[bytes]) -> bytes:
 
 
 def unpack(data: bytes, count: int | None = None) -> list[bytes]:
-    """Whatever `data` is: what is announced and is not there is left out. With `count`: exactly so many, empty ones where there are fewer."""
+    """Whatever `data` is: what is announced and is not there is left out. With `count`: so many, empty ones where there are fewer."""
     parts, start = [], 0
     while start < len(data):
         size = int.from_bytes(data[start:start + LENGTH], "little")

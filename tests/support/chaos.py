@@ -5,7 +5,6 @@ import random
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
