@@ -1,5 +1,6 @@
 """`python -m scripts.torture`: what its parts run exists, counts are added up, a failure is named and does not end the rest."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from scripts.page import place, placed
 from scripts.torture import __main__ as command
 from scripts.torture import run as running
 from scripts.torture.parts import PARTS, Part
+from scripts.torture.run import Outcome
 from tests.support.torture import mine, shared
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,10 +64,13 @@ def test_a_part_that_fails_is_named_and_the_rest_go_on(only: Path, capsys: pytes
     assert only.read_text().startswith("before\n") and only.read_text().endswith("<!-- end -->\nafter\n")
 
 
-def test_a_row_stays_until_its_part_is_run_again_and_a_share_writes_none(only: Path) -> None:
+def test_a_row_stays_until_its_part_is_run_again_and_a_share_writes_none(only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = iter([Outcome(True, "1 | 2 kills", 3.2), Outcome(False, "x", 1.0), Outcome(True, "3 kills", 1.0)])
+    monkeypatch.setattr(command, "run", lambda name, part, processes, share: next(said))
     assert command.main(["good"]) == 0
     before = placed(only, "torture: results").splitlines()
     assert before[2] == "| bad | what bad does | not run | - |"
+    assert before[3] == f"| good | what good does | 1 / 2 kills | {time.strftime('%Y-%m-%d')}, 3 s |"
     assert command.main(["bad"]) == 1
     after = placed(only, "torture: results").splitlines()
     assert after[3] == before[3]
