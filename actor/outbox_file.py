@@ -25,6 +25,8 @@ from wire.record import RolloutHead, WorkOrder, payload_size
 PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "journal_size_limit = 16777216")
 CREATE = "CREATE TABLE IF NOT EXISTS entries (id INTEGER PRIMARY KEY, digest TEXT NOT NULL, body BLOB NOT NULL, payload BLOB NOT NULL)"
 SIDE_FILES = ("", "-wal", "-shm")
+DAMAGED = (sqlite3.DatabaseError, UnicodeDecodeError, OverflowError)
+"""What a damaged file may raise. The second: SQLite's message repeats the bytes that it does not understand."""
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,7 +60,7 @@ class OutboxFile:
         try:
             self._db = _connect(self.path)
             found, odd = _read(self._db)
-        except sqlite3.DatabaseError as error:
+        except DAMAGED as error:
             if isinstance(error, sqlite3.OperationalError):  # full, read-only, an I/O error: nothing is wrong with what is there
                 raise
             found, odd = self._start_anew(), str(error)
@@ -131,7 +133,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         db.execute(CREATE)
         if (found := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
             raise sqlite3.DatabaseError(found)
-    except sqlite3.Error:
+    except DAMAGED:
         db.close()
         raise
     return db
@@ -159,7 +161,7 @@ def _sound_prefix(path: Path) -> list[Outcome]:
                 if (outcome := _decode(*row)) is None:
                     break
                 sound.append(outcome)
-    except (sqlite3.Error, OverflowError):  # here the sound part ends; the caller says so
+    except DAMAGED:  # here the sound part ends; the caller says so
         pass
     return sound
 

@@ -12,6 +12,8 @@ from replay.rows import COMPUTED, TABLES, UpdateRow, key_of
 from wire.errors import ConfigError
 
 STORE, RUNS = "replay.sqlite", "runs"
+UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
+"""What a damaged store may raise. The second: SQLite's message repeats the bytes that it does not understand."""
 Row = TypeVar("Row", bound=NamedTuple)
 
 
@@ -26,7 +28,7 @@ class RunReader:
             raise ConfigError(_missing(self.run_dir))
         try:
             self.db = _snapshot(store)
-        except sqlite3.Error as error:
+        except UNREADABLE as error:
             raise ConfigError(f"{store} cannot be read as a run's store: {error}") from None
 
     def __enter__(self) -> Self:
@@ -103,7 +105,7 @@ def _begin(store: Path, how: str) -> sqlite3.Connection:
     try:
         db.execute("BEGIN")
         db.execute("SELECT count(*) FROM meta").fetchone()
-    except sqlite3.Error:
+    except UNREADABLE:
         db.close()
         raise
     return db

@@ -13,6 +13,7 @@ The certificate files are pyzmq's (`zmq.auth`).
 import os
 import re
 import stat
+import struct
 import tomllib
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
@@ -26,6 +27,8 @@ from wire.errors import ConfigError
 Role = Literal["actor", "learner"]
 KEY_NAME = re.compile(r"[a-z0-9_-]{1,32}")
 SERVER, ALLOWED = "server", "allowed.toml"
+UNREADABLE = (OSError, ValueError, IndexError)
+"""What pyzmq raises for a file that is no certificate."""
 LEARNER, ACTOR = "learner", "actor"
 """The keys that the first `leeway keys` makes."""
 
@@ -97,7 +100,7 @@ def read_allowed(folder: Path) -> dict[bytes, Known]:
     file = folder / ALLOWED
     try:
         entries = tomllib.loads(file.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: {error}") from None
     allowed: dict[bytes, Known] = {}
     for name, entry in entries.items():
@@ -164,7 +167,7 @@ def _write_private(file: Path, text: str) -> None:
 def _certificate(file: Path) -> tuple[bytes, bytes]:
     try:
         public, secret = zmq.auth.load_certificate(file)
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise ConfigError(f"{file}: {error}: make the key with `leeway keys`, or copy it here") from None
     return _z85(public, str(file)), _z85(secret or b"", f"{file}: secret-key")
 
@@ -172,7 +175,7 @@ def _certificate(file: Path) -> tuple[bytes, bytes]:
 def _public(file: Path) -> bytes:
     try:
         return _z85(zmq.auth.load_certificate(file)[0], str(file))
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise ConfigError(f"{file}: {error}: copy it from replay's machine") from None
 
 
@@ -180,7 +183,7 @@ def _z85(text: bytes, where: str) -> bytes:
     """`text` itself, if it is a key of 32 bytes."""
     try:
         good = len(text) == 40 and z85.encode(z85.decode(text)) == text
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, struct.error):  # the last: more than 32 bits in 5 characters
         good = False
     if not good:
         raise ConfigError(f"{where}: not a key (40 characters of Z85)")

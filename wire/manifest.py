@@ -4,7 +4,6 @@ The manifest holds the version, its parent, the dtype, shape and digest of each 
 the learner's log-probs of them. `weights_digest` depends on names, shapes, dtypes and bytes only, not on how the file lays them out.
 """
 
-import json
 import os
 import shutil
 import struct
@@ -19,12 +18,22 @@ from wire.record import VersionNotice
 
 FILE, MANIFEST = "model.safetensors", "manifest.json"
 MAX_HEADER = 64 << 20
+UNREADABLE = (msgspec.MsgspecError, RecursionError)
+"""What decoding JSON that somebody else wrote may raise."""
 
 
 class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str
     shape: list[int]
     digest: str
+
+
+class Place(msgspec.Struct, frozen=True):
+    """What a safetensors header says of a tensor; offsets are in bytes, from the header's end."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
 
 
 class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,16 +78,17 @@ def read_entries(file: Path) -> dict[str, TensorEntry]:
         if length > min(MAX_HEADER, size - 8):
             raise WeightsError(f"{file.name}: truncated or not a safetensors file")
         try:
-            header = json.loads(stream.read(length))
-            spans = {name: (e["dtype"], list(e["shape"]), *e["data_offsets"]) for name, e in header.items() if name != "__metadata__"}
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            header = msgspec.json.decode(stream.read(length), type=dict[str, msgspec.Raw])
+            places = {name: msgspec.json.decode(place, type=Place) for name, place in header.items() if name != "__metadata__"}
+        except UNREADABLE as error:
             raise WeightsError(f"{file.name}: its header is not safetensors: {error}") from None
         entries = {}
-        for name, (dtype, shape, start, end) in spans.items():
+        for name, place in places.items():
+            start, end = place.data_offsets
             if not 0 <= start <= end <= size - 8 - length:
                 raise WeightsError(f"{file.name}: truncated: tensor {name} ends beyond the file")
             stream.seek(8 + length + start)
-            entries[name] = TensorEntry(dtype, shape, digest(stream.read(end - start)))
+            entries[name] = TensorEntry(place.dtype, place.shape, digest(stream.read(end - start)))
     return entries
 
 
@@ -120,7 +130,7 @@ def read_manifest(folder: Path, notice: VersionNotice) -> Manifest:
         raise WeightsError(f"version {notice.version}: the manifest's digest is not the one committed")
     try:
         manifest = msgspec.json.decode(body, type=Manifest)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise WeightsError(f"version {notice.version}: manifest not understood: {error}") from None
     if (manifest.version, manifest.weights_digest) != (notice.version, notice.weights_digest):
         raise WeightsError(f"version {notice.version}: the manifest speaks of version {manifest.version} or of other weights")

@@ -23,7 +23,8 @@ def main(parts: list[str]) -> int:
     for part in parts or list(PARTS):
         began = time.monotonic()
         text = PARTS[part]()
-        place(PAGE, f"bench: {part}", f"{text}\n\n{describe_machine()}; measured {time.strftime('%Y-%m-%d')}, {time.monotonic() - began:.0f} s.")
+        foot = f"{describe_machine()}; measured {time.strftime('%Y-%m-%d')}, {time.monotonic() - began:.0f} s."
+        place(PAGE, f"bench: {part}", f"{text}\n\n{foot}")
         print(text, flush=True)
     return 0
 

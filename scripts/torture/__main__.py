@@ -1,6 +1,6 @@
-"""`python -m scripts.torture [-j N] [--share X] [PART...]`: kills, random, learner, histories, wal, files, pressure, fuzz, guided, partition,
-properties. Without a part: all. Each part's result is a line on the screen and a row of the table in docs/reliability.md; one that fails is
-named, and the rest go on. Exit 0: all passed; 1: one did not; 2: no such part.
+"""`python -m scripts.torture [-j N] [--share X] [PART...]`: kills, random, learner, histories, wal, files, pressure, fuzz, guided,
+partition, properties. Without a part: all. Each part's result is a line on the screen and a row of the table in docs/reliability.md; one
+that fails is named, and the rest go on. Exit 0: all passed; 1: one did not; 2: no such part.
 """
 
 import argparse
@@ -36,10 +36,13 @@ def main(argv: list[str]) -> int:
 
 
 def arguments() -> argparse.ArgumentParser:
-    build = argparse.ArgumentParser(prog="python -m scripts.torture", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    build = argparse.ArgumentParser(prog="python -m scripts.torture", description=__doc__,
+                                    formatter_class=argparse.RawDescriptionHelpFormatter)
     build.add_argument("parts", nargs="*", metavar="PART")
-    build.add_argument("-j", dest="processes", type=int, default=1, metavar="N", help="processes that share a part's work, where it can be shared")
-    build.add_argument("--share", type=float, default=1.0, metavar="X", help="of all there is to do: .1 for a tenth; then no row is written")
+    build.add_argument("-j", dest="processes", type=int, default=1, metavar="N",
+                       help="processes that share a part's work, where it can be shared")
+    build.add_argument("--share", type=float, default=1.0, metavar="X",
+                       help="of all there is to do: .1 for a tenth; then no row is written")
     return build
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 from scripts.torture.parts import Part
 
@@ -31,7 +31,8 @@ def run(name: str, part: Part, processes: int, share: float) -> Outcome:
     for old in LOGS.glob(f"{name}-*"):
         old.unlink()
     shards = processes if part.shared else 1
-    jobs = [(LOGS / f"{name}-{number}-{shard}", job, f"{shard}/{shards}") for number, job in enumerate(part.jobs) for shard in range(shards)]
+    jobs = [(LOGS / f"{name}-{number}-{shard}", job, f"{shard}/{shards}")
+            for number, job in enumerate(part.jobs) for shard in range(shards)]
     began = time.monotonic()
     with ThreadPoolExecutor(processes) as pool:
         codes = list(pool.map(lambda job: _pytest(*job, share), jobs))
@@ -70,6 +71,6 @@ def _ended(log: Path, *how: str) -> list[str]:
             for case in _cases(log) for end in case if end.tag in how]
 
 
-def _cases(log: Path) -> list[ElementTree.Element]:
+def _cases(log: Path) -> list[ET.Element]:
     file = Path(f"{log}.xml")
-    return list(ElementTree.parse(file).iter("testcase")) if file.exists() else []
+    return list(ET.parse(file).iter("testcase")) if file.exists() else []

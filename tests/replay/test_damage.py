@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from configs.schema import Config
+from replay.reader import RunReader
 from replay.start import open_core, read_prompts
 from replay.verify import verify
 from tests.support.run_builder import RunBuilder, small_run
 from tests.support.torture import IN_MEMORY, TORTURE, mine, tell
-from wire.errors import LeewayError, StoreError
+from wire.errors import ConfigError, LeewayError, StoreError
 from wire.manifest import FILE, MANIFEST
 
 STEP = 1 if TORTURE >= 1 else 64
@@ -230,6 +231,18 @@ def test_a_payload_that_rotted_is_not_handed_to_the_learner(tmp_path: Path) -> N
     with pytest.raises(StoreError, match=r"the payload of rollout t0000000.1.1 in the store is not what was acknowledged"):
         build.update()
     build.core.store.close()
+
+
+def test_a_schema_that_is_no_text_is_named(small: Path, tmp_path: Path) -> None:
+    """SQLite's own message then has bytes in it that are no text."""
+    run = Path(shutil.copytree(small, tmp_path / "run"))
+    with closing(sqlite3.connect(run / "replay.sqlite")) as db, db:
+        db.execute("PRAGMA writable_schema = ON").fetchall()
+        db.execute("UPDATE sqlite_master SET sql = CAST(x'4352454154452054d9ff' AS TEXT) WHERE name = 'meta'")
+    with pytest.raises(ConfigError, match="cannot be read as a run's store: 'utf-8' codec"):
+        RunReader(run)
+    with pytest.raises(StoreError, match="is damaged"):
+        Rebuilt(run).open()
 
 
 @pytest.mark.timeout(3600)

@@ -49,8 +49,9 @@ def test_a_stopped_learner_holds_four_fast_actors_back(tmp_path: Path) -> None:
         assert [(actor["groups"], actor["seen_s_ago"] < 3) for actor in found["actors"]] == [(0, True)] * 4  # they wait, and are alive
         assert largest < 1.1 * full
         assert not chaos.odd
-        tell(s_without_a_learner=SECONDS, rollouts_buffered=found["rollouts"]["buffered"], dropped=sum(found["rollouts"]["dropped"].values()),
-             actors_waiting=sum(actor["groups"] == 0 for actor in found["actors"]), percent_of_its_memory_when_full=round(100 * largest / full))
+        tell(s_without_a_learner=SECONDS, rollouts_buffered=found["rollouts"]["buffered"],
+             dropped=sum(found["rollouts"]["dropped"].values()), actors_waiting=sum(actor["groups"] == 0 for actor in found["actors"]),
+             percent_of_its_memory_when_full=round(100 * largest / full))
         learner.close()
     finally:
         chaos.end()

@@ -104,8 +104,10 @@ def test_links_and_other_owners_are_refused(tmp_path: Path, monkeypatch: pytest.
     ("a = 1", r"\[a\] must be"),
     ("[a]\nrole = 'actor'\npublic_key = 'short'", "not a key"),
     ("[a]\nrole = 'actor'\npublic_key = '~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~'", "not a key"),
+    ("[a]\nrole = 'actor'\npublic_key = '########################################'", "not a key"),
     ("[a]\nrole = 'actor'\npublic_key = 'KEY'\n[b]\nrole = 'learner'\npublic_key = 'KEY'", r"\[b\] and \[a\] have the same key"),
     ("[a", "allowed.toml: "),
+    ("a = " + "[" * 100_000, "allowed.toml: "),
 ])
 def test_a_wrong_list_is_one_clear_line(tmp_path: Path, text: str, complaint: str) -> None:
     ring = KeyRing(tmp_path / "keys")
@@ -125,6 +127,9 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     (ring.folder / "server.key").unlink()
     with pytest.raises(ConfigError, match="server.key: .*copy it from replay's machine"):
         ring.client("actor")
+    (ring.folder / "server.key_secret").write_text("curve\n    public-key = \"short\"\n    secret-key\n")
+    with pytest.raises(ConfigError, match=r"server.key_secret: list index out of range: make the key with"):
+        ring.server  # noqa: B018
     (ring.folder / "server.key_secret").write_text("curve\n    public-key = \"short\"\n")
     with pytest.raises(ConfigError, match="not a key"):
         ring.server  # noqa: B018

@@ -85,6 +85,18 @@ def test_other_tensors_are_named(tmp_path: Path, change: dict[str, np.ndarray], 
         check_file(tmp_path / "other", manifest)
 
 
+@pytest.mark.parametrize("header", [
+    b'[]', b'{"w": 5}', *(b'{"w": {"dtype": "F32", "shape": [1], "data_offsets": %b}}' % offsets
+                          for offsets in (b"[0]", b"[0, 1, 2]", b'["0", "4"]', b"[0, 2.5]", b"null")),
+    b'{"w": {"dtype": 7, "shape": [1], "data_offsets": [0, 4]}}', b'{"w": {"dtype": "F32", "shape": "11", "data_offsets": [0, 4]}}',
+    b'{"\\ud800": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
+    b"[" * 100_000, b'{"a":' * 100_000, b'{"__metadata__": ' + b"[" * 5_000])
+def test_a_header_that_is_json_and_no_safetensors_is_refused(tmp_path: Path, header: bytes) -> None:
+    (tmp_path / FILE).write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(WeightsError, match="its header is not safetensors"):
+        read_entries(tmp_path / FILE)
+
+
 def test_a_manifest_that_was_not_committed_is_refused(tmp_path: Path) -> None:
     notice = make_version(tmp_path)
     path = tmp_path / notice.path / MANIFEST
