@@ -5,7 +5,7 @@ Handlers call the methods here; the daemon commits and only then answers. Nothin
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from replay import retention
 from replay.busy import UpdateTimes
 from replay.evals import EvalGroup, EvalRound, evaluation_due
 from replay.prompts import PromptFile, PromptOrder, PromptRow
-from replay.sampler import NO_CONTRAST, Group, GroupBook, Transition
+from replay.sampler import MANY_LIVES, NO_CONTRAST, Group, GroupBook, Transition
 from replay.sessions import Session, Sessions
 from replay.store import Store
 from wire.process import Clock
@@ -124,7 +124,7 @@ class Core:
         rows = []
         for order in orders:
             group = Group(group_id(order), order.order_id, order.attempt, order.n, excused=order.excused,
-                          baseline=order.baseline is not None)
+                          baseline=order.baseline is not None, outlived=order.outlived)
             self.book.grant(group, actor, self.now)
             self.orders[group.group_id] = order
             rows.append((*self.group_row(order, "granted"), actor, group.seq, self.committed, None, encode(order)))
@@ -175,7 +175,7 @@ class Core:
 
     def _requeue(self, group: Group) -> str:
         order = self.orders.get(group.group_id) or self.read_order(group.group_id)
-        again = msgspec.structs.replace(order, attempt=order.attempt + 1, excused=group.excused)
+        again = msgspec.structs.replace(order, attempt=order.attempt + 1, excused=group.excused, outlived=group.outlived)
         self.queue.append(again)
         self.store.db.execute(INSERT_GROUP, (*self.group_row(again, "queued"), None, None, None, None, encode(again)))
         return group_id(again)
@@ -249,10 +249,19 @@ class Core:
         lease_s = self.config.replay.order_lease_s
         if transitions := self.book.expire_orders(self.now, lease_s):
             log.warning("%d orders outlived their lease of %g s and were settled with what they had", len(transitions), lease_s)
+            self.tell_outlived([transition.group for transition in transitions if transition.requeue])
+            self.begin().count("order_leases_ended", len(transitions))
             self.apply("groups", transitions, why="order_lease_ended")
         for current in self.evals:
             holder = self.sessions.find("actor", current.actor or "")
             self.eval_orders_back(current, current.expire(self.now, lease_s, holder.last_seen if holder else self.now), "order_lease_ended")
+
+    def tell_outlived(self, groups: Iterable[Group]) -> None:
+        """A prompt is never dropped because actors vanish; one that may be why they do is named."""
+        for group in groups:
+            if group.outlived >= MANY_LIVES:
+                log.warning("order %s (prompt %s) was left without an answer %d times, the last time by %s: if it is what ends actors, take "
+                            "it out of task.train", group.order_id, self.orders[group.group_id].prompt_id, group.outlived, group.actor)
 
     def idle_share(self, session: Session, elapsed_s: float) -> float:
         """Share of the time since the last update in which an actor held nothing and waited for orders; begins anew."""

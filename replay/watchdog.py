@@ -3,6 +3,7 @@
 import logging
 
 from replay.core import Core
+from replay.sampler import MANY_LIVES
 from replay.sessions import Session
 
 log = logging.getLogger(__name__)
@@ -46,8 +47,8 @@ def awaited(core: Core) -> str:
     if complete >= wanted:
         return f"the learner to lease update {core.next_update} ({complete} of {wanted} groups are complete{_full(core)}); {_learner(core)}"
     if holders := _holders(core):
-        return f"orders outstanding, {complete} of {wanted} groups are complete: {holders}"
-    return f"{_actors(core)}; {complete} of {wanted} groups are complete, none is granted{_full(core)}"
+        return f"orders outstanding, {complete} of {wanted} groups are complete: {holders}{_outlived(core)}"
+    return f"{_actors(core)}; {complete} of {wanted} groups are complete, none is granted{_full(core)}{_outlived(core)}"
 
 
 def _evaluation(core: Core) -> str:
@@ -63,6 +64,14 @@ def _holders(core: Core) -> str:
     for group in core.book.in_state("granted"):
         held[group.actor] = held.get(group.actor, 0) + 1
     return ", ".join(f"{count} with {name} ({_seen(core, core.sessions.find('actor', name))})" for name, count in sorted(held.items()))
+
+
+def _outlived(core: Core) -> str:
+    """Prompts that one actor after the other left without an answer."""
+    lives = [(core.orders[group.group_id], group.outlived) for group in core.book.in_state("granted")]
+    lives += [(order, order.outlived) for order in core.queue]
+    named = [f"{order.order_id} (prompt {order.prompt_id}) {times} times" for order, times in lives if times >= MANY_LIVES]
+    return f"; left without an answer by actors that vanished: {', '.join(named[:3])}" if named else ""
 
 
 def _actors(core: Core) -> str:
