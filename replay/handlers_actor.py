@@ -107,9 +107,10 @@ def _again(core: Core, session: Session, want: int) -> list[WorkOrder]:
     mine = [group.group_id for group in core.book.in_state("granted") if group.actor == session.name]
     lost = [group_id for group_id in mine if group_id not in session.delivered][:want]
     core.book.touch(lost, session.name, core.now)
-    for group_id in lost:
-        core.book.groups[group_id].outlived += 1
-    core.tell_outlived(core.book.groups[group_id] for group_id in lost)
+    groups = [core.book.groups[of] for of in lost]
+    for group in groups:
+        group.outlived += 1
+    core.tell_outlived(groups)
     return [core.orders[group_id] for group_id in lost]
 
 

@@ -19,6 +19,10 @@ class Watchdog:
     def _moved(self) -> None:
         self._seq, self._since, self._say_at = self._core.store.ledger.seq, self._core.now, self._after_s
 
+    def stood_still(self, stop_s: float) -> None:
+        """Time that replay itself was away is nobody's wait."""
+        self._since += stop_s
+
     def look(self) -> str | None:
         """The line that was logged, if it was time for one."""
         core = self._core
