@@ -188,7 +188,7 @@ class Security(Table):
 class Logging(Table):
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     watchdog_s: Seconds = 30.0
-    """When nothing has moved for this long, replay says what it waits for."""
+    """When no rollout, update, version or result has come for this long, replay says what it waits for."""
 
 
 class Run(Table):

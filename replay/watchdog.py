@@ -9,15 +9,24 @@ from replay.sessions import Session
 log = logging.getLogger(__name__)
 
 
+MOVES = ("put", "baseline_put", "eval_put", "eval_done", "commit", "version", "fork")
+"""Ledger rows that bring the run on: outcomes of samples, results, updates, versions. A HELLO, a grant or the end of a lease does not:
+whoever joins and dies, again and again, writes those."""
+
+
 class Watchdog:
-    """Nothing moves: no ledger row for `after_s` seconds. Says so then, and again after twice the time."""
+    """Nothing moves: none of MOVES for `after_s` seconds. Says so then, and again after twice the time."""
 
     def __init__(self, core: Core, after_s: float) -> None:
         self._core, self._after_s = core, after_s
         self._moved()
 
     def _moved(self) -> None:
-        self._seq, self._since, self._say_at = self._core.store.ledger.seq, self._core.now, self._after_s
+        self._seq, self._since, self._say_at = self._last(), self._core.now, self._after_s
+
+    def _last(self) -> int:
+        """Number of the last row that moved something."""
+        return max(self._core.store.last.get(kind, 0) for kind in MOVES)
 
     def stood_still(self, stop_s: float) -> None:
         """Time that replay itself was away is nobody's wait."""
@@ -26,7 +35,7 @@ class Watchdog:
     def look(self) -> str | None:
         """The line that was logged, if it was time for one."""
         core = self._core
-        if core.store.ledger.seq != self._seq:
+        if self._last() != self._seq:
             self._moved()
         still = core.now - self._since
         if still < self._say_at:

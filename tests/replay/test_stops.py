@@ -103,6 +103,21 @@ def test_short_pauses_lengthen_nothing(stage: Stage, make_daemon: Callable[[Stag
     assert granted(stage) == 0
 
 
+def test_turns_that_are_full_of_messages_are_no_stop(stage: Stage, make_daemon: Callable[[Stage], Daemon],
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    holding_two(stage)
+    daemon = make_daemon(stage)
+    with monkeypatch.context() as patch:
+        patch.setattr(daemon, "take_messages", lambda: False)
+        for _ in range(40):
+            stage.clock.at += 1.0
+            daemon.step()
+        assert granted(stage) == 2  # what has arrived is read first
+    daemon.step()
+    assert granted(stage) == 0
+    assert "replay_stops" not in stage.core.store.counters
+
+
 def test_an_evaluation_stays_with_its_actor(make_stage: Callable[..., Stage], make_daemon: Callable[[Stage], Daemon]) -> None:
     stage = make_stage(heldout=3, eval={"samples": 1})
     stage.learner()
