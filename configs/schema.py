@@ -88,6 +88,7 @@ class Replay(Table):
     min_scored: Positive | None = None
     """A group trains when at least this many of its samples were scored. Default: all n."""
     max_attempts: Positive = 3
+    """How often a prompt is asked that comes too late or does not get enough verdicts. Actors that vanish do not count."""
     order_lease_s: Seconds = 60.0
     """An order whose actor shows no sign of life for this long goes to another."""
     commit_ms: Seconds = 5.0
@@ -187,7 +188,7 @@ class Security(Table):
 class Logging(Table):
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     watchdog_s: Seconds = 30.0
-    """When nothing has moved for this long, replay says what it waits for."""
+    """When no rollout, update, version or result has come for this long, replay says what it waits for."""
 
 
 class Run(Table):

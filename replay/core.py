@@ -6,7 +6,7 @@ Handlers call the methods here; the daemon commits and only then answers. Nothin
 import json
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from replay import retention
 from replay.busy import UpdateTimes
 from replay.evals import EvalGroup, EvalRound, evaluation_due
 from replay.prompts import PromptFile, PromptOrder, PromptRow
-from replay.sampler import NO_CONTRAST, Group, GroupBook, Transition
+from replay.sampler import MANY_LIVES, NO_CONTRAST, Group, GroupBook, Transition
 from replay.sessions import Session, Sessions
 from replay.store import Store
 from wire.process import Clock
@@ -130,7 +130,7 @@ class Core:
         rows = []
         for order in orders:
             group = Group(group_id(order), order.order_id, order.attempt, order.n, excused=order.excused,
-                          baseline=order.baseline is not None)
+                          baseline=order.baseline is not None, outlived=order.outlived)
             self.book.grant(group, actor, self.now)
             self.orders[group.group_id] = order
             rows.append((*self.group_row(order, "granted"), actor, group.seq, self.committed, None, encode(order)))
@@ -181,7 +181,7 @@ class Core:
 
     def _requeue(self, group: Group) -> str:
         order = self.orders.get(group.group_id) or self.read_order(group.group_id)
-        again = msgspec.structs.replace(order, attempt=order.attempt + 1, excused=group.excused)
+        again = msgspec.structs.replace(order, attempt=order.attempt + 1, excused=group.excused, outlived=group.outlived)
         self.queue.append(again)
         self.store.db.execute(INSERT_GROUP, (*self.group_row(again, "queued"), None, None, None, None, encode(again)))
         return group_id(again)
@@ -255,15 +255,33 @@ class Core:
             self.sweep_due = retention.mark(self.store.db, self.config, self.store.record) is not None
 
     # ------------------------------------------------------------ time
-    def expire_orders(self) -> None:
-        """Orders whose actor showed no sign of life go elsewhere."""
-        lease_s = self.config.replay.order_lease_s
-        if transitions := self.book.expire_orders(self.now, lease_s):
+    def stood_still(self, stop_s: float) -> None:
+        """Replay was away for so long, not those that it did not hear of: they have as much time left as before."""
+        log.warning("replay itself stood still for %.1f s: orders' leases are longer by as much", stop_s)
+        self.begin().count("replay_stops")
+        for one in (*self.book.groups.values(), *(group for current in self.evals for group in current.groups.values())):
+            one.touched = min(one.touched + stop_s, self.now)
+        for session in (*self.sessions.of("actor"), *self.sessions.of("learner")):
+            session.last_seen = min(session.last_seen + stop_s, self.now) if session.last_seen else 0.0
+
+    def expire_orders(self, now: float | None = None) -> None:
+        """Orders whose actor showed no sign of life until `now` go elsewhere."""
+        now, lease_s = self.now if now is None else now, self.config.replay.order_lease_s
+        if transitions := self.book.expire_orders(now, lease_s):
             log.warning("%d orders outlived their lease of %g s and were settled with what they had", len(transitions), lease_s)
+            self.tell_outlived([transition.group for transition in transitions if transition.requeue])
+            self.begin().count("order_leases_ended", len(transitions))
             self.apply("groups", transitions, why="order_lease_ended")
         for current in self.evals:
             holder = self.sessions.find("actor", current.actor or "")
-            self.eval_orders_back(current, current.expire(self.now, lease_s, holder.last_seen if holder else self.now), "order_lease_ended")
+            self.eval_orders_back(current, current.expire(now, lease_s, holder.last_seen if holder else now), "order_lease_ended")
+
+    def tell_outlived(self, groups: Iterable[Group]) -> None:
+        """A prompt is never dropped because actors vanish; one that may be why they do is named."""
+        for group in groups:
+            if group.outlived >= MANY_LIVES:
+                log.warning("order %s (prompt %s) was left without an answer %d times, the last time by %s: if it is what ends actors, "
+                            "take it out of task.train", group.order_id, self.orders[group.group_id].prompt_id, group.outlived, group.actor)
 
     def idle_share(self, session: Session, elapsed_s: float) -> float:
         """Share of the time since the last update in which an actor held nothing and waited for orders; begins anew."""

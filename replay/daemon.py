@@ -19,6 +19,8 @@ from wire.sockets import Router
 
 log = logging.getLogger(__name__)
 TICK_S = 0.25
+STALL = 0.25
+"""Share of an order's lease: a stop of replay of at most this long ends nobody's, as an actor is heard of at each third of it."""
 BURST = 64
 """Messages taken before the others get their turn."""
 GONE_S = 15.0
@@ -49,7 +51,7 @@ class Daemon:
         self.replies: deque[Answered] = deque()
         self.backlog = Backlog(core, self.under_way)
         self._ticked = 0.0
-        self._started = core.now
+        self._started = self._looked = core.now
 
     async def run(self) -> None:
         """Returns when the run is over and everyone knows. Raises StoreError on the first failed write, RunError when the run cannot
@@ -68,6 +70,7 @@ class Daemon:
 
     def step(self) -> None:
         """One turn of the loop."""
+        self.look_at_clock()
         drained = self.take_messages()
         if drained:  # a sign of life that has arrived counts
             self.let_time_act()
@@ -83,6 +86,15 @@ class Daemon:
         if (look := self.backlog.look_in_s()) is not None:
             deadlines.append(look)
         return max(0.0, min([TICK_S, *deadlines]))
+
+    def look_at_clock(self) -> float:
+        """The time. When replay itself stood still (it was stopped, or a write took long), the time that others had is without the stop:
+        they may have waited for replay all the while."""
+        before, self._looked = self._looked, self.core.now
+        if (stop := self._looked - before) > STALL * self.core.config.replay.order_lease_s:
+            self.core.stood_still(stop)
+            self.watchdog.stood_still(stop)
+        return self._looked
 
     def take_messages(self) -> bool:
         """Whether all that had arrived was taken."""
@@ -127,9 +139,9 @@ class Daemon:
         return self.router.under_way(account) + sum(len(one.bulk) for one in self.replies if one.account == account)
 
     def let_time_act(self) -> None:
-        if self.core.now - self._ticked >= TICK_S:
-            self._ticked = self.core.now
-            self.core.expire_orders()
+        if (now := self.look_at_clock()) - self._ticked >= TICK_S:
+            self._ticked = now
+            self.core.expire_orders(now)
             if strangers := self.router.strangers():
                 self.core.begin().count("strangers_refused", strangers)
                 log.warning("%d handshakes or messages refused: somebody without a key on the list, or without ours", strangers)

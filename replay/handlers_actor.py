@@ -105,9 +105,13 @@ def _train_orders(core: Core, session: Session, request: Pull) -> list[WorkOrder
 def _again(core: Core, session: Session, want: int) -> list[WorkOrder]:
     """Orders that are this actor's, of which this life of it does not know: a reply got lost, it restarted, or replay did."""
     mine = [group.group_id for group in core.book.in_state("granted") if group.actor == session.name]
-    lost = [group_id for group_id in mine if group_id not in session.delivered]
-    core.book.touch(lost[:want], session.name, core.now)
-    return [core.orders[group_id] for group_id in lost[:want]]
+    lost = [group_id for group_id in mine if group_id not in session.delivered][:want]
+    core.book.touch(lost, session.name, core.now)
+    groups = [core.book.groups[of] for of in lost]
+    for group in groups:
+        group.outlived += 1
+    core.tell_outlived(groups)
+    return [core.orders[group_id] for group_id in lost]
 
 
 def _eval_orders(core: Core, session: Session, want: int) -> list[WorkOrder]:

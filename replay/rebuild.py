@@ -75,7 +75,7 @@ def _groups(core: Core) -> None:
         rewards = {reward for reward, in core.store.rows(REWARDS, group_id, f"{group_id}.{n}")}
         order = core.orders[group_id] = msgspec.json.decode(text, type=WorkOrder)
         core.book.restore(Group(group_id, order_id, attempt, n, actor, seq, core.now, state, by_sample, oldest, rewards, order.excused,
-                                order.baseline is not None))
+                                order.baseline is not None, order.outlived))
     core.book.next_seq = core.store.one("SELECT coalesce(max(grant_seq), -1) FROM groups") + 1
 
 

@@ -15,13 +15,17 @@ from replay.budget import allowance, too_old
 Outcome = Literal["scored", "failed", "quarantined", "aborted"]
 NO_CONTRAST, QUARANTINED = "no_contrast", "quarantined"
 SCORED: tuple[Outcome, ...] = ("scored",)
-SCORED_OR_ABORTED: tuple[Outcome, ...] = ("scored", "aborted")
+NOT_FAILED: tuple[Outcome | None, ...] = ("scored", "aborted", None)
+"""What does not speak against the prompt: a weight swap ended the sample, or whoever was to make it vanished."""
+MANY_LIVES = 3
+"""Lives of actors that one prompt may outlive before people are told: the prompt itself may be what ends them."""
 
 
 @dataclass
 class Group:
     """`oldest_version` is that of the oldest token of a scored sample, `rewards` what the scored samples got; `touched` is monotonic.
     `excused`: attempts of its order that came to nothing through no fault of the prompt, this one included once it has.
+    `outlived`: how often its order was left without an answer: a lease ended, or a later life of its actor had to be sent it again.
 
     `baseline`: sample number n is the greedy baseline (ReMax). The group is complete only with its reward; it counts for `oldest_version`
     and `rewards`, and not as a scored sample.
@@ -40,6 +44,7 @@ class Group:
     rewards: set[float] = field(default_factory=set)
     excused: int = 0
     baseline: bool = False
+    outlived: int = 0
 
     @property
     def rows(self) -> int:
@@ -49,9 +54,9 @@ class Group:
     def scored(self) -> int:
         return sum(outcome == "scored" for sample, outcome in self.outcomes.items() if sample < self.n)
 
-    def enough(self, least: int, counting: Collection[Outcome]) -> bool:
-        """Whether at least so many samples, and the baseline where one is wanted, came to one of these outcomes."""
-        samples = sum(outcome in counting for sample, outcome in self.outcomes.items() if sample < self.n)
+    def enough(self, least: int, counting: Collection[Outcome | None]) -> bool:
+        """Whether at least so many samples, and the baseline where one is wanted, came to one of these outcomes; None: to none yet."""
+        samples = sum(self.outcomes.get(sample) in counting for sample in range(self.n))
         return samples >= least and (not self.baseline or self.outcomes.get(self.n) in counting)
 
 
@@ -126,10 +131,13 @@ class GroupBook:
 
     def expire_orders(self, now: float, lease_s: float) -> list[Transition]:
         """Settle the granted groups whose actor showed no sign of life for `lease_s`, with what they have."""
-        return [self._settle(group) for group in self.in_state("granted") if now - group.touched > lease_s]
+        late = [group for group in self.in_state("granted") if now - group.touched > lease_s]
+        for group in late:
+            group.outlived += 1
+        return [self._settle(group) for group in late]
 
     def _settle(self, group: Group, reason: str = "incomplete_group", *, excuse: bool = False) -> Transition:
-        """A group that weight swaps alone kept from being complete is excused."""
+        """A group that weight swaps, or an actor that vanished, alone kept from being complete is excused."""
         if group.enough(self.min_scored, SCORED):
             if self.dynamic_sampling and len(group.rewards) < 2:
                 del self.groups[group.group_id]
@@ -137,7 +145,7 @@ class GroupBook:
             group.state = "complete"
             return Transition(group, "complete")
         del self.groups[group.group_id]
-        excuse = excuse or group.enough(self.min_scored, SCORED_OR_ABORTED)
+        excuse = excuse or group.enough(self.min_scored, NOT_FAILED)
         group.excused += excuse
         return Transition(group, "dropped", reason, requeue=excuse or self._may_try_again(group))
 

@@ -50,6 +50,8 @@ class Store:
         self._began: float | None = None
         self._bytes = 0
         self._dirty: set[str] = set()
+        self.last: dict[str, int] = {}
+        """By kind: the number of the last ledger row that this process wrote."""
         try:
             self._prepare(path)
         except BaseException:
@@ -107,6 +109,7 @@ class Store:
     def record(self, kind: str, body: dict[str, Any]) -> None:
         """Append a ledger row."""
         row = self.ledger.next(kind, body)
+        self.last[kind] = row[0]
         self._bytes += len(row[2])
         self.db.execute("INSERT INTO ledger VALUES (?, ?, ?, ?, ?)", row)
 

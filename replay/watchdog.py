@@ -3,25 +3,39 @@
 import logging
 
 from replay.core import Core
+from replay.sampler import MANY_LIVES
 from replay.sessions import Session
 
 log = logging.getLogger(__name__)
 
 
+MOVES = ("put", "baseline_put", "eval_put", "eval_done", "commit", "version", "fork")
+"""Ledger rows that bring the run on: outcomes of samples, results, updates, versions. A HELLO, a grant or the end of a lease does not:
+whoever joins and dies, again and again, writes those."""
+
+
 class Watchdog:
-    """Nothing moves: no ledger row for `after_s` seconds. Says so then, and again after twice the time."""
+    """Nothing moves: none of MOVES for `after_s` seconds. Says so then, and again after twice the time."""
 
     def __init__(self, core: Core, after_s: float) -> None:
         self._core, self._after_s = core, after_s
         self._moved()
 
     def _moved(self) -> None:
-        self._seq, self._since, self._say_at = self._core.store.ledger.seq, self._core.now, self._after_s
+        self._seq, self._since, self._say_at = self._last(), self._core.now, self._after_s
+
+    def _last(self) -> int:
+        """Number of the last row that moved something."""
+        return max(self._core.store.last.get(kind, 0) for kind in MOVES)
+
+    def stood_still(self, stop_s: float) -> None:
+        """Time that replay itself was away is nobody's wait."""
+        self._since += stop_s
 
     def look(self) -> str | None:
         """The line that was logged, if it was time for one."""
         core = self._core
-        if core.store.ledger.seq != self._seq:
+        if self._last() != self._seq:
             self._moved()
         still = core.now - self._since
         if still < self._say_at:
@@ -46,8 +60,8 @@ def awaited(core: Core) -> str:
     if complete >= wanted:
         return f"the learner to lease update {core.next_update} ({complete} of {wanted} groups are complete{_full(core)}); {_learner(core)}"
     if holders := _holders(core):
-        return f"orders outstanding, {complete} of {wanted} groups are complete: {holders}"
-    return f"{_actors(core)}; {complete} of {wanted} groups are complete, none is granted{_full(core)}"
+        return f"orders outstanding, {complete} of {wanted} groups are complete: {holders}{_outlived(core)}"
+    return f"{_actors(core)}; {complete} of {wanted} groups are complete, none is granted{_full(core)}{_outlived(core)}"
 
 
 def _evaluation(core: Core) -> str:
@@ -63,6 +77,14 @@ def _holders(core: Core) -> str:
     for group in core.book.in_state("granted"):
         held[group.actor] = held.get(group.actor, 0) + 1
     return ", ".join(f"{count} with {name} ({_seen(core, core.sessions.find('actor', name))})" for name, count in sorted(held.items()))
+
+
+def _outlived(core: Core) -> str:
+    """Prompts that one actor after the other left without an answer."""
+    lives = [(core.orders[group.group_id], group.outlived) for group in core.book.in_state("granted")]
+    lives += [(order, order.outlived) for order in core.queue]
+    named = [f"{order.order_id} (prompt {order.prompt_id}) {times} times" for order, times in lives if times >= MANY_LIVES]
+    return f"; left without an answer by actors that vanished: {', '.join(named[:3])}" if named else ""
 
 
 def _actors(core: Core) -> str:

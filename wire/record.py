@@ -37,7 +37,8 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class WorkOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`n` responses to one prompt. One attempt of an order is one group. An eval order names the exact version to answer with.
-    `excused`: earlier attempts that do not count towards replay.max_attempts.
+    `excused`: earlier attempts that do not count towards replay.max_attempts. `outlived`: how often earlier attempts were left without an
+    answer by an actor that vanished.
 
     `baseline`: one response more is wanted, sampled in this way (ReMax's greedy one): sample number n of the group, purpose
     `greedy_baseline`, never trained on.
@@ -53,6 +54,7 @@ class WorkOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sampling: Sampling
     version: int | None = None
     excused: int = 0
+    outlived: int = 0
     baseline: Sampling | None = None
 
     @property

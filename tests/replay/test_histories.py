@@ -1,5 +1,6 @@
-"""Random histories against the whole core: whatever happens, the books balance, nothing is trained twice or past the budget, and a crash
-changes nothing that was acknowledged."""
+"""Random histories of messages that are lost, late, doubled or out of order, of restarts, leases that end, and crashes, against the whole
+core and beside a small model of what must have come of them: the books balance, nothing is trained twice or past the budget, no prompt is
+skipped, and a crash changes nothing that was acknowledged."""
 
 import math
 import tempfile
@@ -19,14 +20,17 @@ from replay.ledger import FIRST, row_hash
 from replay.store import Storage
 from tests.replay.conftest import Stage
 from tests.replay.test_store import facts
-from tests.support.replay import FakeClock, LightActor, LightLearner, make_config, make_core, notice, rollout
+from tests.support.frontier import skipped
+from tests.support.replay import DirectClient, FakeClock, LightActor, LightLearner, make_config, make_core, notice, rollout
 from tests.support.torture import IN_MEMORY, scaled, shared, tell
 from wire.errors import TryAgainError
-from wire.messages import Checkpointed, Commit, Fork, GiveBack, Leased, SampleFailure
-from wire.record import Failed, WorkOrder, group_id, pack_payload
+from wire.messages import Checkpointed, Commit, Fork, GiveBack, Leased, Pull, SampleFailure, Stored
+from wire.record import Failed, RolloutHead, WorkOrder, group_id, pack_payload
 
 POISON = pack_payload(np.arange(4), np.ones(3), np.array([math.nan, -1, -1]))
 DONE: Counter[str] = Counter()
+N = 2
+"""Samples of a group."""
 LIVE = "SELECT group_id, state FROM groups WHERE purpose = 'train' AND state IN ('granted', 'complete', 'leased')"
 
 
@@ -41,6 +45,30 @@ class Quick(Storage):
         return super().execute("SELECT 1" if "synchronous = FULL" in sql else sql, values)
 
 
+class Model:
+    """Every sample has the first outcome that was taken, for good; whatever else comes for it is a duplicate, or refused."""
+
+    def __init__(self) -> None:
+        self.taken: set[tuple[str, int]] = set()
+        self.acknowledged: set[str] = set()
+        self.produced = 0
+
+    def answered(self, rows: list[Any], failures: list[SampleFailure], stored: Stored) -> None:
+        refused, poison = dict(stored.refused), dict(stored.quarantined)
+        fresh: set[tuple[str, int]] = set()
+        twice = 0
+        for one in (*(head for head, _ in rows), *failures):
+            key, name = (group_id(one), one.sample), f"{group_id(one)}.{one.sample}"
+            twice += key in self.taken | fresh
+            if key not in self.taken | fresh and name not in refused:
+                fresh.add(key)
+                self.produced += isinstance(one, RolloutHead) and name not in poison and name[0] == "t" and one.sample < N
+        assert stored.duplicates == twice, "what had an outcome is a duplicate, and nothing else is"
+        assert not {f"{of}.{sample}" for of, sample in self.taken} & {*refused, *poison}
+        self.taken |= fresh
+        self.acknowledged |= {head.rollout_id for head, _ in rows} - {*refused, *poison}
+
+
 class History(RuleBasedStateMachine):
     @initialize(eta=st.sampled_from([0, 1, 2, 8]), least=st.integers(1, 2), heldout=st.sampled_from([0, 1]),
                 estimator=st.sampled_from(["grpo", "remax"]))
@@ -51,8 +79,10 @@ class History(RuleBasedStateMachine):
         self.clock = FakeClock()
         self.stage = Stage(Path(self.folder.name), self.config, self.core(), self.clock)
         self.join()
-        self.acknowledged: set[str] = set()
+        self.model = Model()
         self.late: list[tuple[LightActor, WorkOrder]] = []
+        self.delayed: list[tuple[LightActor, list[Any], list[SampleFailure]]] = []
+        self.asked: list[tuple[LightActor, int, Pull]] = []
 
     def core(self) -> Any:
         return make_core(self.config, clock=self.clock, storage=Quick)
@@ -64,6 +94,31 @@ class History(RuleBasedStateMachine):
     @rule(name=st.sampled_from(["a0", "a1"]), want=st.integers(0, 5))
     def pull(self, name: str, want: int) -> None:
         self.actors[name].pull(want=want)
+
+    @rule(name=st.sampled_from(["a0", "a1"]), want=st.integers(0, 5))
+    def pull_whose_reply_is_lost(self, name: str, want: int) -> None:
+        """It is sent again under its number, and brings the same orders."""
+        actor = self.actors[name]
+        request = Pull(actor.epoch, actor.confirmed, want, 0.0, list(actor.holding))
+        lost, _ = actor.client.call(request)
+        granted = len(self.stage.core.book.groups)
+        again, _ = actor.client.repeat(request)  # type: ignore[union-attr]
+        assert (again, len(self.stage.core.book.groups)) == (lost, granted)
+        actor.take(again)  # type: ignore[arg-type]
+        self.asked.append((actor, actor.client.seq, request))  # type: ignore[union-attr]
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def late_copy_of_a_pull(self, data: st.DataObject) -> None:
+        """It overtook nobody and its reply finds nobody: what it may be granted outlives its lease."""
+        actor, seq, request = data.draw(st.sampled_from(self.asked))
+        client = DirectClient(self.stage.core)
+        client.seq = seq
+        if request.epoch == self.actors[actor.name].epoch:
+            client.repeat(request)
+        else:
+            with pytest.raises(TryAgainError):
+                client.repeat(request)
 
     @rule(name=st.sampled_from(["a0", "a1"]))
     def work(self, name: str) -> None:
@@ -95,10 +150,21 @@ class History(RuleBasedStateMachine):
                     failures.append(SampleFailure(order.order_id, order.attempt, sample, "no_token"))
                 case "poison":
                     rows.append((rollout(order, sample, actor.confirmed)[0], POISON))
-        self.send(actor, rows, failures)
-        if data.draw(st.booleans()):
-            self.send(actor, rows, failures)
+        rows = data.draw(st.permutations(rows))
+        match data.draw(st.sampled_from(["once", "once", "twice", "later"])):
+            case "later":
+                self.delayed.append((actor, rows, failures))
+            case times:
+                for _ in range(1 + (times == "twice")):
+                    self.send(actor, rows, failures)
         self.late.append((actor, order))
+
+    @precondition(lambda self: self.delayed)
+    @rule(data=st.data())
+    def delayed_put(self, data: st.DataObject) -> None:
+        """In any order; it may come more than once, and long after."""
+        actor, rows, failures = data.draw(st.sampled_from(self.delayed))
+        self.send(self.actors[actor.name], rows, failures)
 
     @precondition(lambda self: self.late)
     @rule(data=st.data())
@@ -110,9 +176,7 @@ class History(RuleBasedStateMachine):
             self.send(actor, [rollout(order, 0, actor.confirmed)], [])
 
     def send(self, actor: LightActor, rows: list[Any], failures: list[Any]) -> None:
-        stored = actor.put(rows, failures)
-        lost = {rollout_id for rollout_id, _ in stored.quarantined + stored.refused}
-        self.acknowledged |= {head.rollout_id for head, _ in rows} - lost
+        self.model.answered(rows, failures, actor.put(rows, failures))
         for of in list(actor.holding):
             group, found = self.stage.core.book.groups.get(of), self.stage.core.eval_group(of)
             if not (group and group.state == "granted" or found and found[1].held):
@@ -125,6 +189,15 @@ class History(RuleBasedStateMachine):
         group_id = data.draw(st.sampled_from(sorted(actor.holding)))
         actor.client.call(GiveBack(actor.epoch, [group_id], "stop"))
         del actor.holding[group_id]
+
+    @rule(name=st.sampled_from(["a0", "a1"]), times=st.integers(1, 4))
+    def dies_with_orders_in_hand(self, name: str, times: int) -> None:
+        """And comes back when their lease is over; now and then more often than replay.max_attempts."""
+        for _ in range(times):
+            self.actors[name] = actor = LightActor(self.stage.core, self.config, name)
+            actor.pull(want=0)
+            actor.pull(want=5)
+            self.clock.at += 31
 
     @rule(seconds=st.sampled_from([1.0, 20.0, 40.0]))
     def wait(self, seconds: float) -> None:
@@ -188,6 +261,7 @@ class History(RuleBasedStateMachine):
         self.stage.core.store.close()
         self.stage.core = self.core()
         assert facts(self.stage) == before
+        assert skipped(self.stage.rows, self.config) == []
         DONE["crashes"] += 1
         for client in (self.learner, *self.actors.values()):
             client.client.core = self.stage.core  # type: ignore[union-attr]
@@ -198,9 +272,9 @@ class History(RuleBasedStateMachine):
             return
         DONE["steps"] += 1
         found = books(self.stage.core.store.db)
-        assert imbalance(found) == 0
+        assert (imbalance(found), found["produced"]) == (0, self.model.produced)
         stored = {r for r, in self.stage.rows("SELECT rollout_id FROM rollouts UNION SELECT rollout_id FROM eval_rollouts")}
-        assert self.acknowledged <= stored | {f"{g}.{s}" for g, s in self.stage.rows("SELECT group_id, sample FROM failures")}
+        assert self.model.acknowledged <= stored | {f"{g}.{s}" for g, s in self.stage.rows("SELECT group_id, sample FROM failures")}
         assert self.stage.rows("SELECT value FROM updates, json_each(record, '$.rollout_ids') WHERE state = 'committed' AND NOT skipped "
                                "GROUP BY value HAVING count(*) > 1") == []
         assert all(age <= self.config.replay.max_staleness for age, in self.stage.rows("SELECT staleness FROM trained_staleness"))
@@ -215,9 +289,11 @@ class History(RuleBasedStateMachine):
             assert (before, found) == (prev, row_hash(prev, seq, kind, body))
             prev = found
         try:
-            DONE.update(histories=1, acknowledged_rollouts=len(self.acknowledged),
+            DONE.update(histories=1, acknowledged_rollouts=len(self.model.acknowledged),
                         updates=self.stage.core.store.one("SELECT count(*) FROM updates"))
+            assert skipped(self.stage.rows, self.config) == []
             self.progress()
+            assert skipped(self.stage.rows, self.config) == []
         finally:
             self.stage.core.store.close()
             self.folder.cleanup()

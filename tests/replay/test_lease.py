@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from replay.books import books, imbalance
+from replay.watchdog import awaited
 from tests.replay.conftest import Stage
 from tests.support.replay import notice, rollout
 from wire.errors import ProtocolError, TryAgainError
@@ -65,6 +66,40 @@ def test_a_lease_is_handed_out_again_the_same(stage: Stage) -> None:
     assert successor.lease() == first
     with pytest.raises(TryAgainError, match="replaced by a later one"):
         learner.lease()
+
+
+def test_orders_of_actors_that_die_are_asked_again_however_often_and_the_prompt_is_named(stage: Stage,
+                                                                                         caplog: pytest.LogCaptureFixture) -> None:
+    stage.learner()
+    asked = []
+    for life in range(5):
+        actor = stage.actor(f"a{life}")
+        actor.pull(want=0)
+        asked.append([(order.order_id, order.attempt, order.excused, order.outlived) for order in actor.pull(want=1).orders])
+        stage.clock.at += 31
+        stage.core.expire_orders()
+        stage.core.store.commit()
+        if life == 2:
+            stage.reopen()  # the count is in the order
+    assert asked == [[("t0000000", 1 + life, life, life)] for life in range(5)]
+    named = [line for line in caplog.messages if line.startswith("order t0000000 (prompt ")]
+    assert [line.partition(") ")[2].partition(": ")[0] for line in named] == [
+        f"was left without an answer {times} times, the last time by a{times - 1}" for times in (3, 4, 5)]
+    assert stage.core.store.counters["order_leases_ended"] == 5
+    assert awaited(stage.core).endswith("; left without an answer by actors that vanished: t0000000 (prompt 30) 5 times")
+    assert stage.rows("SELECT count(*), max(state) FROM groups WHERE state = 'dropped'") == [(5, "dropped")]
+
+
+def test_a_prompt_that_ends_each_life_of_one_actor_is_named_too(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    stage.learner()
+    for _ in range(4):  # started again at once, by its supervisor: the lease never ends
+        actor = stage.actor()
+        actor.pull(want=0)
+        assert [(order.order_id, order.attempt) for order in actor.pull(want=1).orders] == [("t0000000", 1)]
+        stage.clock.at += 10
+    assert [line.partition(") ")[2].partition(":")[0] for line in caplog.messages if line.startswith("order t0000000")] == [
+        "was left without an answer 3 times, the last time by a0"]
+    assert "t0000000 (prompt 30) 3 times" in awaited(stage.core)
 
 
 def test_a_learner_lease_never_ends_by_time(stage: Stage) -> None:

@@ -96,6 +96,32 @@ def test_orders_end_with_their_lease_unless_touched() -> None:
     assert [group.group_id for group in book.in_state("complete")] == ["z.1"]  # complete groups have no lease
 
 
+@pytest.mark.parametrize(("least", "outcomes", "again"), [
+    (2, [], True), (2, ["scored"], True), (2, ["aborted"], True), (2, ["failed"], False), (2, ["quarantined"], False),
+    (1, ["failed"], True),  # the other sample would have been enough
+])
+def test_an_actor_that_vanishes_uses_up_no_attempt_unless_the_prompt_had_failed_already(least: int, outcomes: list[Any],
+                                                                                       again: bool) -> None:
+    book = make_book(min_scored=least)
+    group = granted(book, "x", attempt=3)
+    if outcomes == ["scored"]:
+        book.outcome("x.3", 1, "scored", 0)
+    elif outcomes:
+        book.outcome("x.3", 0, outcomes[0])
+    assert names(book.expire_orders(61.0, 60.0)) == [("x.3", "dropped", "incomplete_group", again)]
+    assert (group.excused, group.outlived) == (int(again), 1)
+
+
+def test_the_greedy_response_of_an_actor_that_vanished_is_no_failure_either() -> None:
+    book = make_book()
+    group = Group("x.3", "x", 3, 2, baseline=True)
+    book.grant(group, "a0", 0.0)
+    for sample in range(2):
+        book.outcome("x.3", sample, "scored", 0)
+    assert names(book.expire_orders(61.0, 60.0)) == [("x.3", "dropped", "incomplete_group", True)]
+    assert group.excused == 1
+
+
 def test_a_lease_that_ends_keeps_what_is_enough() -> None:
     book = make_book(min_scored=1)
     granted(book, "x")

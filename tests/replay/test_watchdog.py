@@ -1,10 +1,15 @@
 """When nothing moves, one line says what is awaited, and from whom."""
 
+import time
 from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 from replay.watchdog import Watchdog, awaited
 from tests.replay.conftest import Stage
-from tests.support.replay import LightActor
+from tests.support.replay import DaemonThread, LightActor, make_config, notice, rollout
+from wire.messages import Fork, SampleFailure
 
 
 def test_each_wait_has_its_sentence(make_stage: Callable[..., Stage]) -> None:
@@ -65,3 +70,54 @@ def test_it_speaks_after_the_time_and_then_half_as_often(stage: Stage) -> None:
     assert [dog.look() for stage.clock.at in (2000.0, 2029.0)] == [None, None]
     stage.clock.at = 2031.0
     assert dog.look() is not None
+
+
+@pytest.mark.parametrize("takes_orders", [False, True])
+def test_an_actor_that_joins_and_dies_again_and_again_is_no_movement(stage: Stage, takes_orders: bool) -> None:
+    stage.learner()
+    dog, said = Watchdog(stage.core, 30.0), []
+    for second in range(1, 601):
+        stage.clock.at += 1
+        if second % 20 == 1:
+            actor = stage.actor(f"a{second}")
+            if takes_orders:
+                actor.pull(want=0)
+                actor.pull(want=1)
+        if (line := dog.look()) is not None:
+            said.append((second, line))
+    assert [second for second, _ in said] == [30, 60, 120, 240, 480]
+    if takes_orders:
+        assert "left without an answer by actors that vanished: t0000000 (prompt 30)" in said[-1][1]
+
+
+@pytest.mark.parametrize("move", ["put", "failure", "commit", "fork"])
+def test_outcomes_and_updates_are_movement(stage: Stage, move: str) -> None:
+    learner, actor = stage.learner(), stage.actor()
+    actor.pull()
+    orders = actor.pull().orders
+    actor.answer(orders[:2])
+    leased = learner.lease()
+    dog = Watchdog(stage.core, 30.0)
+    stage.clock.at += 20
+    match move:
+        case "put":
+            actor.put([rollout(orders[2], 0, 0)])
+        case "failure":
+            actor.put([], [SampleFailure(orders[2].order_id, 1, 0, "no_token")])
+        case "commit":
+            learner.commit(leased)
+        case "fork":
+            learner.client.call(Fork(learner.epoch, 0, notice(1)))
+    assert dog.look() is None
+    stage.clock.at += 29
+    assert dog.look() is None
+    stage.clock.at += 1
+    assert dog.look() is not None
+
+
+def test_the_daemon_lets_it_look(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with DaemonThread(make_config(tmp_path, logging={"watchdog_s": 0.3})):
+        began = time.monotonic()
+        while not any(line.startswith("nothing has moved for ") for line in caplog.messages):
+            assert time.monotonic() - began < 20
+            time.sleep(0.05)

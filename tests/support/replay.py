@@ -241,11 +241,14 @@ class LightActor:
         """Ask, load what is to be loaded, keep the orders."""
         work, _ = self.client.call(Pull(self.epoch, self.confirmed, want, wait_s, list(self.holding)))
         assert isinstance(work, Work)
+        self.take(work)
+        return work
+
+    def take(self, work: Work) -> None:
         if work.notice is not None:
             self.apply(work.notice)
         self.holding |= {group_id(order): order for order in work.orders}
         self.done = self.done or work.done
-        return work
 
     def apply(self, new: VersionNotice) -> None:
         self.client.call(Applied(self.epoch, new.version, new.weights_digest, 1e-6, 1e-5))
