@@ -10,10 +10,12 @@ from tests.replay.conftest import Stage
 from tests.support.replay import PRINT, LightActor, notice
 from wire.errors import ProtocolError
 from wire.messages import Applied, Engine
+from wire.record import fingerprint_id
 
 
-def baseline(actor: LightActor, fingerprint: str = "f0") -> Any:
-    reply, _ = actor.client.call(Engine(actor.epoch, fingerprint, msgspec.structs.replace(PRINT, dtype=fingerprint)))
+def baseline(actor: LightActor, dtype: str = PRINT.dtype) -> Any:
+    print_ = msgspec.structs.replace(PRINT, dtype=dtype)
+    reply, _ = actor.client.call(Engine(actor.epoch, fingerprint_id(print_), print_))
     return reply.probe_mean  # type: ignore[union-attr]
 
 
@@ -32,9 +34,9 @@ def test_the_first_proved_difference_is_kept_and_given_to_every_later_engine_of_
     prove(other, 0, 0.03)
     actor = stage.actor()
     assert baseline(actor) == 0.0123456789
-    assert baseline(actor, "f1") is None  # another kind of engine has its own
+    assert baseline(actor, "bfloat16") is None  # another kind of engine has its own
     prove(actor, 0, 0.25)
-    assert (baseline(actor, "f1"), baseline(actor)) == (0.25, 0.0123456789)
+    assert (baseline(actor, "bfloat16"), baseline(actor)) == (0.25, 0.0123456789)
     assert learner.committed == 0
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from replay import daemon as daemon_module
 from tests.replay.conftest import Stage
-from tests.support.replay import DaemonThread, LightActor, LightLearner, make_config, rollout, stats
+from tests.support.replay import ENGINE, DaemonThread, LightActor, LightLearner, make_config, rollout, stats
 from wire.errors import ProtocolError, RefusedError, RunError
 from wire.messages import Applied, Checkpointed, Done, Note
 from wire.record import Failed
@@ -150,7 +150,7 @@ def test_notes_and_receipts_are_in_the_ledger(stage: Stage) -> None:
     bodies = {kind: json.loads(body) for kind, body in stage.rows("SELECT kind, body FROM ledger")}
     assert bodies["note"] == {"process": "a0", "kind": "engine_restarted", "detail": "it was killed"}
     assert bodies["applied"] == {"actor": "a0", "version": 0, "probe_mean": 1e-6, "probe_max": 1e-5}
-    assert stage.rows("SELECT name, confirmed, probe_max, fingerprint FROM actors") == [("a0", 0, 1e-5, "f0")]
+    assert stage.rows("SELECT name, confirmed, probe_max, fingerprint FROM actors") == [("a0", 0, 1e-5, ENGINE)]
     with pytest.raises(ProtocolError, match="not the committed one"):
         actor.client.call(Applied(actor.epoch, 0, "0" * 64, 0.0, 0.0))
 
