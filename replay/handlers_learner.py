@@ -87,16 +87,15 @@ def recalled(core: Core, session: Session, request: Recall) -> Reply | tuple[Rep
     """The next update that a learner that went back to a checkpoint has to run again. Only what retention removed may be missing; all
     else that is not as it was ends replay: a learner that is refused forks, and a disk's fault must not look like another kernel's."""
     if request.version in core.versions:
-        check_way(core.store.db, request.version, core.committed)
+        check_way(core.store.db, request.version, core.versions[core.committed])
     update = next((one for one in updates_since(core.store.db, request.version) if one > request.after), None)
     if update is None:
         return Ok()
     try:
         return recall(core.store.db, update)
     except RunError as error:
-        if core.store.one("SELECT 1 FROM checkpoints WHERE version = ? AND state = 'complete'", request.version):
-            raise damaged(f"update {update}: a payload or its old log-probs, which a rerun from the complete checkpoint of version "
-                          f"{request.version} needs,") from error
+        if core.store.one("SELECT 1 FROM checkpoints WHERE state = 'complete' AND coalesce(update_id, 0) < ?", update):
+            raise damaged(f"update {update}: a payload or old log-probs, which retention keeps after a complete checkpoint,") from error
         return Refusal("refused", str(error))
 
 

@@ -11,7 +11,7 @@ from replay.sound import anchors_of, checked_baselines, rollouts_of
 from wire.digest import digest
 from wire.errors import RunError, StoreError
 from wire.messages import Recalled, UpdateRecord
-from wire.record import group_id
+from wire.record import VersionNotice, group_id
 
 _record = msgspec.json.Decoder(UpdateRecord)
 
@@ -22,9 +22,9 @@ def updates_since(db: Readable, version: int) -> list[int]:
                                              "ORDER BY update_id", (version,))]
 
 
-def check_way(db: Readable, version: int, committed: int) -> None:
-    """The committed updates since `version` lead to `committed`, each from where the one before it ended, or from the fork of that.
-    StoreError where they do not: one that is left out would make the ones after it come out otherwise."""
+def check_way(db: Readable, version: int, committed: VersionNotice) -> None:
+    """The committed updates since `version` lead to `committed`, each from where the one before it ended, or from the fork of that; and
+    its weights are those that were committed. StoreError where they do not: a rerun would come out otherwise."""
     forks = dict(db.execute("SELECT version, parent FROM versions WHERE update_id IS NULL AND parent IS NOT NULL AND state = 'live'"))
 
     def leads(at: int, to: int) -> bool:
@@ -38,8 +38,15 @@ def check_way(db: Readable, version: int, committed: int) -> None:
         if not leads(at, begin):
             raise damaged(f"an update between versions {at} and {begin}, before update {update},")
         at = end
-    if not leads(at, committed):
-        raise damaged(f"an update between versions {at} and {committed}")
+    if not leads(at, committed.version):
+        raise damaged(f"an update between versions {at} and {committed.version}")
+    (made_by,) = db.execute("SELECT update_id FROM versions WHERE version = ?", (committed.version,)).fetchone()
+    if made_by is not None:
+        _read_record(db, made_by)
+        return
+    (body,) = db.execute("SELECT body FROM ledger WHERE kind IN ('version', 'fork') ORDER BY seq DESC LIMIT 1").fetchone()
+    if msgspec.json.decode(body)["notice"]["weights_digest"] != committed.weights_digest:
+        raise damaged(f"the row of version {committed.version}")
 
 
 def recall(db: Readable, update: int) -> tuple[Recalled, bytes]:
@@ -73,9 +80,12 @@ def _recall(db: Readable, update: int) -> tuple[Recalled, bytes]:
 
 def _read_record(db: Readable, update: int) -> UpdateRecord:
     """Its bytes, its row's columns, and the version that it made."""
-    text, told, *columns = db.execute("SELECT record, record_digest, update_id, version_in, version_out, skipped FROM updates "
-                                      "WHERE update_id = ?", (update,)).fetchone()
-    if digest(text.encode()) != told:
+    found = db.execute("SELECT record, record_digest, update_id, version_in, version_out, skipped FROM updates "
+                       "WHERE update_id = ?", (update,)).fetchone()
+    if found is None:
+        raise damaged("its row")
+    text, told, *columns = found
+    if not isinstance(text, str) or digest(text.encode()) != told:
         raise damaged("its record")
     record = _record.decode(text)
     if columns != [record.update, record.version_in, record.version_out, record.skipped]:
