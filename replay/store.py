@@ -5,6 +5,7 @@ A statement or commit that fails raises StoreError and ends the daemon: a later 
 
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,13 @@ def check_schema(path: Path, found: int) -> None:
     if found != SCHEMA_VERSION:
         raise StoreError(f"{path} has schema version {found}, this Leeway reads {SCHEMA_VERSION}: go on with this run, or look into it, "
                          "with the Leeway that began it; or begin another run (docs/store.md, Schema versions)")
+
+
+def check_store(path: Path) -> None:
+    """`check_schema` before anything is written beside the store. What is damaged, or not there, is named where it is opened."""
+    with suppress(sqlite3.Error), closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+        if db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:  # a start that was killed may have left an empty file
+            check_schema(path, db.execute("PRAGMA user_version").fetchone()[0])
 
 
 class Store:

@@ -1,10 +1,13 @@
 """How a run ends, and what a live table is told on the way."""
 
 import json
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -176,3 +179,28 @@ def test_a_checkpoint_brings_retention(make_stage: Callable[..., Stage]) -> None
     ]
     assert stage.rows("SELECT count(*) FROM rollouts WHERE payload IS NULL") == [(20,)]
     assert "retention" in stage.kinds()
+
+
+def test_files_go_only_after_the_commit_that_gave_them_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a crash before that commit brings back must find its files. Seen from another connection, as a restart would see it."""
+    config = make_config(tmp_path, learner={"updates": 20, "keep_checkpoints": 1}, replay={"max_staleness": 0})
+    seen: list[tuple[bool, int, int]] = []
+
+    def sweep(db: Any, run_dir: Path) -> None:
+        with closing(sqlite3.connect(run_dir / "replay.sqlite")) as other:
+            removed, = other.execute("SELECT count(*) FROM versions WHERE NOT retained").fetchone()
+        pending, = db.execute("SELECT count(*) FROM versions WHERE NOT retained").fetchone()
+        seen.append((daemon.core.store.pending, removed, pending))
+
+    monkeypatch.setattr(daemon_module.retention, "sweep", sweep)
+    with DaemonThread(config) as daemon:
+        learner, actor = LightLearner(daemon.endpoint, config), LightActor(daemon.endpoint, config)
+        for _ in range(3):
+            actor.pull(want=0)
+            actor.work()
+            learner.score()
+            version = learner.commit(learner.lease(wait_s=2.0)).version
+            learner.client.call(Checkpointed(learner.epoch, version, f"checkpoints/v{version:06d}", "d" * 64))
+        learner.close()
+        actor.close()
+    assert seen == [(False, 0, 0), (False, 1, 1), (False, 2, 2), (False, 3, 3)]
