@@ -22,10 +22,9 @@ from actor.weights import PrivateWeights
 from configs.needs import greedy_baseline
 from configs.schema import Config
 from verifier.pool import VerifierPool
-from wire.digest import digest_json
 from wire.errors import EngineError, LeewayError, TryAgainError, WeightsError
 from wire.messages import PROTOCOL, Applied, Baseline, Engine, GiveBack, Hello, Pull, Welcome, Work
-from wire.record import VersionNotice, WorkOrder, group_id
+from wire.record import VersionNotice, WorkOrder, fingerprint_id, group_id
 
 log = logging.getLogger(__name__)
 PULL_S, POLL_S = 1.0, 0.05
@@ -94,7 +93,7 @@ class Actor:
         self._tokeniser, self._info = tokeniser.result(), await engine.result().info()
         log.info("%s is ready: %s, %s attention", self._info.engine_version, self._info.dtype, self._info.attention)
         fingerprint = fingerprint_of(self._info, self._config.actor.round_weights, self._tokeniser.digest)
-        self._fingerprint = digest_json({name: getattr(fingerprint, name) for name in fingerprint.__struct_fields__})[:16]
+        self._fingerprint = fingerprint_id(fingerprint)
         known, _ = await self._client.call(Engine(self._epoch, self._fingerprint, fingerprint))
         assert isinstance(known, Baseline)
         self._check.baseline = known.probe_mean

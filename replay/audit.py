@@ -13,6 +13,7 @@ from configs.schema import Config
 from replay.audit_baselines import check_baselines
 from replay.audit_ledger import Story, read_ledger
 from replay.audit_rollouts import Finding, check_rollout
+from replay.audit_state import check_state
 from replay.audit_tables import (
     check_anchors,
     check_books,
@@ -63,6 +64,10 @@ def audit(run_dir: Path, *, files: bool = True) -> Audit:
             *check_evals(run),
             *check_baselines(run, config, story),
         ]
+        if any(finding.kind == "ledger head" for finding in findings):
+            notes.append("the ledger's tail was cut: counters, actors, grants and evaluations were not compared with it")
+        else:
+            findings += check_state(run, story)
         tables = {
             "ledger rows": "ledger",
             "rollouts": "rollouts",

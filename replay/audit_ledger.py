@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from replay.audit_rollouts import Finding
+from replay.audit_told import Told
 from replay.ledger import FIRST, row_hash
 from replay.reader import RunReader
 from replay.rows import LedgerRow
@@ -28,16 +29,16 @@ BEFORE: dict[str, set[str | None]] = {
 @dataclass
 class Story:
     """`groups`: the state of each training group, with its reason. `payloads`, `heads`: digests by rollout. `produced`: rollouts stored, as
-    its last row says. `baselines`: digests of payload and head by greedy response. `anchors`: digest of old (None: missing) by (rollout,
-    span). `commits`: bodies by update. `notices`: by version. `budgets`: (first update, max_staleness). `line`: the newest retention's
-    (version, update). `config`: digest of the one last used. `hashes`: of all rows; `head`: of the last."""
+    its last row says. `baselines`: digests of payload and head by greedy response. `anchors`: anchor digest by (rollout, span). `commits`:
+    bodies by update. `notices`: by version. `budgets`: (first update, max_staleness). `line`: the newest retention's (version, update).
+    `config`: digest of the one last used. `hashes`: of all rows; `head`: of the last. `told`: what it says of the other tables."""
 
     groups: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     payloads: dict[str, str] = field(default_factory=dict)
     produced: int = 0
     heads: dict[str, str] = field(default_factory=dict)
     baselines: dict[str, tuple[str, str]] = field(default_factory=dict)
-    anchors: dict[tuple[str, int], str | None] = field(default_factory=dict)
+    anchors: dict[tuple[str, int], str] = field(default_factory=dict)
     commits: dict[int, dict[str, Any]] = field(default_factory=dict)
     notices: dict[int, dict[str, Any]] = field(default_factory=dict)
     lost_updates: set[int] = field(default_factory=set)
@@ -48,6 +49,7 @@ class Story:
     config: str | None = None
     hashes: set[str] = field(default_factory=set)
     head: str = FIRST
+    told: Told = field(default_factory=Told)
 
 
 def read_ledger(run: RunReader, budget: int) -> tuple[Story, list[Finding]]:
@@ -60,7 +62,9 @@ def read_ledger(run: RunReader, budget: int) -> tuple[Story, list[Finding]]:
         seq, story.head = row.seq, row.hash
         story.hashes.add(row.hash)
         try:
-            findings += _fold(story, row, json.loads(row.body))
+            body = json.loads(row.body)
+            findings += _fold(story, row, body)
+            story.told.fold(row.kind, body)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             findings.append(Finding("ledger", [f"row {row.seq}"], f"its body is not one of a {row.kind} row: {error!r}"))
     story.budgets = story.budgets or [(0, budget)]

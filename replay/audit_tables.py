@@ -9,7 +9,10 @@ from replay.audit_rollouts import Finding
 from replay.books import PRODUCED, books, imbalance
 from replay.reader import RunReader
 from replay.rows import ColumnRow, EvalRow, GroupRow, RolloutRow, SpanRow, UpdateRow, VersionRow
+from replay.sound import anchor_digest
 from wire.digest import digest
+from wire.messages import AnchorHead
+from wire.record import ScoringPlan
 
 FINAL = ("trained", "dropped", "expired", "lost")
 ABORTED = ("dropped", "aborted")
@@ -61,8 +64,14 @@ def check_rollout_row(story: Story, row: RolloutRow) -> Iterator[Finding]:
     ids = [row.rollout_id]
     if (acknowledged := story.payloads.get(row.rollout_id, row.payload_digest)) != row.payload_digest:
         yield Finding("payload", ids, f"the row's payload digest is {row.payload_digest[:16]}, the ledger acknowledged {acknowledged[:16]}")
-    if (told := story.heads.get(row.rollout_id)) is not None and (found := digest(row.head.encode())) != told:
-        yield Finding("head", ids, f"the head (spans, verdict, times) was changed: the ledger acknowledged {told[:16]}, found {found[:16]}")
+    told, found = story.heads.get(row.rollout_id, row.head_digest), digest(row.head.encode())
+    if not told == found == row.head_digest:
+        yield Finding(
+            "head",
+            ids,
+            f"the head (spans, verdict, times) was changed: the ledger acknowledged {told[:16]}, found {found[:16]}, "
+            f"the row says {row.head_digest[:16]}",
+        )
     expected, found_state = _expected_state(story, row), (row.state, row.reason)
     if expected is not None and expected != found_state:
         group = story.groups[row.group_id]
@@ -103,14 +112,27 @@ def check_anchors(run: RunReader, story: Story) -> Iterator[Finding]:
         ids = [row.rollout_id]
         if (row.rollout_id, row.span) not in unseen:
             yield Finding("anchor", ids, f"span {row.span} has an anchor of source {row.source} that no ledger row speaks of")
-        elif (told := unseen.pop((row.rollout_id, row.span))) != row.old_digest:
+            continue
+        told, found = unseen.pop((row.rollout_id, row.span)), _anchor_digest(row)
+        if not told == row.anchor_digest == found:
             yield Finding(
-                "anchor", ids, f"span {row.span}: old has digest {str(row.old_digest)[:16]}, the ledger recorded {str(told)[:16]}"
+                "anchor",
+                ids,
+                f"span {row.span}: its old log-probs, source, weights, trainer and plan digest to {found[:16]}, the row says "
+                f"{str(row.anchor_digest)[:16]}, the ledger recorded {told[:16]}",
             )
     for rollout, span in sorted(unseen)[:20]:
         yield Finding("anchor", [rollout], f"span {span} was anchored according to the ledger; no such anchor is stored")
     for (rollout,) in run.sql("SELECT DISTINCT rollout_id FROM spans WHERE rollout_id NOT IN (SELECT rollout_id FROM rollouts)"):
         yield Finding("spans", [rollout], "spans of a rollout that has no row")
+
+
+def _anchor_digest(row: SpanRow) -> str:
+    """Of what the row says of the anchor."""
+    source, plan = row.source, (row.rows, row.width, row.row)
+    count = 0 if source == "missing" else row.end - row.start
+    return anchor_digest(AnchorHead(row.rollout_id, row.span, row.version, source, row.weights_digest, row.trainer,  # type: ignore[arg-type]
+                                    ScoringPlan(*plan), count), row.old_digest)  # type: ignore[arg-type]
 
 
 def check_commits(run: RunReader, story: Story) -> Iterator[Finding]:
@@ -123,7 +145,11 @@ def check_commits(run: RunReader, story: Story) -> Iterator[Finding]:
             continue
         if body["record"] != row.record_digest:
             yield Finding("record", ids, f"the record's digest is {row.record_digest[:16]}, the ledger committed {body['record'][:16]}")
-        columns = {column.name: column.digest for column in run.read(ColumnRow, "update_id = ?", row.update_id)}
+        columns = {}
+        for column in run.read(ColumnRow, "update_id = ?", row.update_id):
+            columns[column.name] = column.digest
+            if column.data is not None and (found := digest(column.data)) != column.digest:
+                yield Finding("column", [*ids, column.name], f"digest: expected {column.digest[:16]}, found {found[:16]}")
         for name in sorted({*columns, *body["columns"]}):
             if columns.get(name) != body["columns"].get(name):
                 yield Finding(

@@ -29,6 +29,11 @@ def baseline_order(order: WorkOrder) -> WorkOrder:
     return msgspec.structs.replace(order, purpose="greedy_baseline", n=1, sampling=order.baseline, baseline=None)
 
 
+def baseline_id(group: str, n: int) -> str:
+    """The rollout id of a group's greedy response."""
+    return f"{group}.{n}"
+
+
 def baselines_of(db: Readable, group_ids: Sequence[str]) -> list[RolloutHead]:
     """Heads of the scored greedy responses of these groups, in their order. Empty in a run whose recipe asks for none."""
     ids = msgspec.json.encode(list(group_ids)).decode()

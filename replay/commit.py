@@ -27,8 +27,10 @@ def commit(core: Core, session: Session, request: Commit, bulk: bytes) -> Reply:
     transitions = core.book.skipped() if record.skipped else core.book.trained()
     core.stepped, core.skipped = core.stepped + (not record.skipped), core.skipped + record.skipped
     core.next_update = record.update + 1
-    store.db.execute("INSERT INTO updates VALUES (?, ?, ?, ?, 'committed', ?, ?, '', ?)", (
-        record.update, record.version_in, record.version_out, record.skipped, body, record_digest, wall))
+    core.last_metrics = metrics_line(core, record)
+    metrics = encode(core.last_metrics)
+    store.db.execute("INSERT INTO updates VALUES (?, ?, ?, ?, 'committed', ?, ?, ?, ?)", (
+        record.update, record.version_in, record.version_out, record.skipped, body, record_digest, metrics, wall))
     columns = _columns(record, bulk)
     store.db.executemany("INSERT INTO update_columns VALUES (?, ?, ?, ?, ?)",
                          [(record.update, name, dtype, data, digest(data)) for name, dtype, data in columns])
@@ -36,10 +38,9 @@ def commit(core: Core, session: Session, request: Commit, bulk: bytes) -> Reply:
     if request.notice is not None:
         add_version(core, request.notice, record.version_in, record.update)
     core.apply("commit", transitions, update=record.update, skipped=record.skipped, record=record_digest,
-               columns={name: digest(data) for name, _, data in columns}, notice=msgspec.to_builtins(request.notice))
-    core.last_metrics = metrics_line(core, record)
-    store.db.execute("UPDATE updates SET metrics = ? WHERE update_id = ?", (encode(core.last_metrics), record.update))
-    core.metrics_due.append(encode(core.last_metrics))
+               columns={name: digest(data) for name, _, data in columns}, metrics=digest(metrics.encode()),
+               notice=msgspec.to_builtins(request.notice))
+    core.metrics_due.append(metrics)
     core.plan_evaluation()
     return Committed(core.committed, store.ledger.head, core.training_done)
 

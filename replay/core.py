@@ -17,6 +17,7 @@ from configs.schema import Config
 from replay import retention
 from replay.busy import UpdateTimes
 from replay.evals import EvalGroup, EvalRound, evaluation_due
+from replay.orders import order_columns, stored_order
 from replay.prompts import PromptFile, PromptOrder, PromptRow
 from replay.sampler import MANY_LIVES, NO_CONTRAST, Group, GroupBook, Transition
 from replay.sessions import Session, Sessions
@@ -26,8 +27,9 @@ from wire.record import Sampling, VersionNotice, WorkOrder, group_id
 
 log = logging.getLogger(__name__)
 INSERT_GROUP = """INSERT INTO groups
-    (group_id, order_id, attempt, purpose, prompt_id, n, state, actor, grant_seq, granted_at_version, eval_id, work_order)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+    (group_id, order_id, attempt, purpose, prompt_id, n, state, actor, grant_seq, granted_at_version, eval_id, work_order,
+    work_order_digest)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 MOVE_GROUP = """UPDATE groups SET state = ?1, reason = ?2, oldest_version = ?3,
     update_id = CASE ?1 WHEN 'lost' THEN update_id ELSE ?4 END WHERE group_id = ?5"""
 FINAL = ("trained", "dropped", "expired", "lost")
@@ -133,7 +135,7 @@ class Core:
                           baseline=order.baseline is not None, outlived=order.outlived)
             self.book.grant(group, actor, self.now)
             self.orders[group.group_id] = order
-            rows.append((*self.group_row(order, "granted"), actor, group.seq, self.committed, None, encode(order)))
+            rows.append((*self.group_row(order, "granted"), actor, group.seq, self.committed, None, *order_columns(order)))
         store = self.begin()
         store.db.executemany(INSERT_GROUP + " ON CONFLICT (group_id) DO UPDATE SET state = 'granted', actor = excluded.actor, "
                              "grant_seq = excluded.grant_seq, granted_at_version = excluded.granted_at_version", rows)
@@ -183,11 +185,12 @@ class Core:
         order = self.orders.get(group.group_id) or self.read_order(group.group_id)
         again = msgspec.structs.replace(order, attempt=order.attempt + 1, excused=group.excused, outlived=group.outlived)
         self.queue.append(again)
-        self.store.db.execute(INSERT_GROUP, (*self.group_row(again, "queued"), None, None, None, None, encode(again)))
+        self.store.db.execute(INSERT_GROUP, (*self.group_row(again, "queued"), None, None, None, None, *order_columns(again)))
         return group_id(again)
 
     def read_order(self, of: str) -> WorkOrder:
-        return msgspec.json.decode(self.store.one("SELECT work_order FROM groups WHERE group_id = ?", of), type=WorkOrder)
+        (row,) = self.store.rows("SELECT group_id, work_order, work_order_digest FROM groups WHERE group_id = ?", of)
+        return stored_order(*row)
 
     # ------------------------------------------------------------ evaluations
     def plan_evaluation(self) -> None:
@@ -212,7 +215,7 @@ class Core:
         orders.sort(key=lambda order: order.purpose)  # all of one sampling together: one engine request takes only those
         store = self.begin()
         store.db.execute("INSERT INTO evals VALUES (?, ?, ?, 'pending', NULL, NULL, NULL, NULL)", (number, self.committed, self.stepped))
-        rows = [(*self.group_row(order, "queued"), None, None, None, number, encode(order)) for order in orders]
+        rows = [(*self.group_row(order, "queued"), None, None, None, number, *order_columns(order)) for order in orders]
         store.db.executemany(INSERT_GROUP, rows)
         store.record("eval_planned", {"eval": number, "version": self.committed, "updates": self.stepped, "groups": len(orders)})
         self.evals.append(EvalRound(number, self.committed, self.stepped, {group_id(order): EvalGroup(order) for order in orders}))

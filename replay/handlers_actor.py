@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from replay.core import Core, encode
 from replay.sessions import Session
 from wire.messages import Applied, Baseline, Engine, GiveBack, Note, Ok, Pull, Refusal, Reply, Work
-from wire.record import VersionNotice, WorkOrder, group_id
+from wire.record import VersionNotice, WorkOrder, fingerprint_id, group_id
 
 log = logging.getLogger(__name__)
 LARGEST_VOCABULARY = 1 << 31
@@ -20,13 +20,17 @@ def engine(core: Core, session: Session, request: Engine) -> Reply:
     vocabulary = request.fingerprint.vocabulary
     if not 1 <= vocabulary <= LARGEST_VOCABULARY:
         return Refusal("protocol", f"engine {request.id}: a vocabulary of {vocabulary} tokens")
-    store = core.begin()
+    if request.id != (computed := fingerprint_id(request.fingerprint)):
+        return Refusal("protocol", f"engine {request.id}: what it says of itself has the id {computed}")
+    store, body = core.begin(), encode(request.fingerprint)
+    if (known := store.one("SELECT body FROM fingerprints WHERE id = ?", request.id)) not in (None, body):
+        return Refusal("refused", f"engine {request.id}: this id is stored for another engine: {known}")
     core.vocabularies[request.id] = vocabulary
-    store.db.execute("INSERT OR REPLACE INTO fingerprints VALUES (?, ?)", (request.id, encode(request.fingerprint)))
+    store.db.execute("INSERT OR IGNORE INTO fingerprints VALUES (?, ?)", (request.id, body))
     store.db.execute("UPDATE actors SET fingerprint = ? WHERE name = ?", (request.id, session.name))
     store.record("engine", {"actor": session.name, "fingerprint": request.id})
-    known = store.meta(PROBE_MEAN.format(request.id))
-    return Baseline(None if known is None else float(known))
+    mean = store.meta(PROBE_MEAN.format(request.id))
+    return Baseline(None if mean is None else float(mean))
 
 
 def applied(core: Core, session: Session, request: Applied) -> Reply:

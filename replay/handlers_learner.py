@@ -2,22 +2,21 @@
 
 import logging
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 import numpy as np
 
-from replay.baselines import baselines_of
 from replay.core import Core
+from replay.orders import damaged
 from replay.rebuild import evaluated
-from replay.recall import recall, updates_since
+from replay.recall import check_way, recall, updates_since
 from replay.sampler import Group, Transition
 from replay.sessions import Session
+from replay.sound import anchor_digest, anchors_of, checked_baselines, leased_rollouts, rollouts_of
 from replay.weight_files import place
 from wire.digest import digest
-from wire.errors import RunError, StoreError
+from wire.errors import RunError
 from wire.messages import (
-    AnchorHead,
     Checkpointed,
     Done,
     Finished,
@@ -34,26 +33,18 @@ from wire.messages import (
     Rows,
     Unscored,
 )
-from wire.record import F32, RolloutHead, ScoringPlan, VersionNotice
+from wire.record import F32, VersionNotice
 
 log = logging.getLogger(__name__)
 EXACT = ("resident", "snapshot")
-SELECT_ANCHORS = ("SELECT s.rollout_id, s.span, s.version, s.source, s.weights_digest, s.trainer, s.rows, s.width, s.row, s.old "
-                  "FROM spans s JOIN rollouts r USING (rollout_id) JOIN groups g USING (group_id) "
-                  "WHERE g.state = 'leased' AND g.purpose = 'train' "
-                  "AND r.state = 'leased' AND r.reward IS NOT NULL AND s.source IS NOT NULL ORDER BY g.grant_seq, r.sample, s.span")
-SELECT_LEASED = ("SELECT r.rollout_id, r.head, r.payload, r.payload_digest FROM rollouts r JOIN groups g USING (group_id) "
-                 "WHERE g.state = 'leased' AND g.purpose = 'train' AND r.state = 'leased' AND r.reward IS NOT NULL "
-                 "ORDER BY g.grant_seq, r.sample")
 NEWEST = ("SELECT group_id, max(newest) FROM ("
           "SELECT group_id, newest_version AS newest FROM rollouts WHERE state IN ('buffered', 'leased') "
           "UNION ALL SELECT g.group_id, json_extract(e.head, '$.spans[#-1][0]') FROM groups g JOIN eval_rollouts e "
           "ON e.rollout_id = g.group_id || '.' || g.n WHERE g.state IN ('granted', 'complete', 'leased') AND g.purpose = 'train') "
           "GROUP BY group_id")
 """The newest version of any token of a live group, its greedy baseline's included."""
-SET_ANCHOR = ('UPDATE spans SET source = ?, weights_digest = ?, trainer = ?, rows = ?, width = ?, row = ?, old = ?, old_digest = ? '
-              'WHERE rollout_id = ? AND span = ? AND version = ? AND source IS NULL AND (? = 0 OR "end" - start = ?)')
-_head = msgspec.json.Decoder(RolloutHead)
+SET_ANCHOR = ('UPDATE spans SET source = ?, weights_digest = ?, trainer = ?, rows = ?, width = ?, row = ?, old = ?, old_digest = ?, '
+              'anchor_digest = ? WHERE rollout_id = ? AND span = ? AND version = ? AND source IS NULL AND (? = 0 OR "end" - start = ?)')
 
 
 # ---------------------------------------------------------------- versions
@@ -93,13 +84,18 @@ def checkpointed(core: Core, session: Session, request: Checkpointed) -> Reply:
 
 
 def recalled(core: Core, session: Session, request: Recall) -> Reply | tuple[Reply, bytes]:
-    """The next update that a learner that went back to a checkpoint has to run again."""
+    """The next update that a learner that went back to a checkpoint has to run again. Only what retention removed may be missing; all
+    else that is not as it was ends replay: a learner that is refused forks, and a disk's fault must not look like another kernel's."""
+    if request.version in core.versions:
+        check_way(core.store.db, request.version, core.versions[core.committed])
     update = next((one for one in updates_since(core.store.db, request.version) if one > request.after), None)
     if update is None:
         return Ok()
     try:
         return recall(core.store.db, update)
     except RunError as error:
+        if core.store.one("SELECT 1 FROM checkpoints WHERE state = 'complete' AND coalesce(update_id, 0) < ?", update):
+            raise damaged(f"update {update}: a payload or old log-probs, which retention keeps after a complete checkpoint,") from error
         return Refusal("refused", str(error))
 
 
@@ -158,20 +154,13 @@ def _forget_evaluations(core: Core, checkpoint: int) -> None:
 
 # ---------------------------------------------------------------- anchors
 def unscored(core: Core, session: Session, request: Unscored) -> tuple[Reply, bytes]:
-    rows = _sound(core.store.rows(
-        "SELECT rollout_id, head, payload, payload_digest FROM rollouts "
-        "WHERE rollout_id IN (SELECT rollout_id FROM spans WHERE version = ? AND source IS NULL) "
-        "AND state IN ('buffered', 'leased') AND reward IS NOT NULL ORDER BY rowid LIMIT ?", request.version, max(0, request.limit)))
-    return Rows([_head.decode(head) for head, _ in rows]), b"".join(payload for _, payload in rows)
-
-
-def _sound(rows: list[tuple[Any, ...]]) -> list[tuple[str, bytes]]:
-    """(head, payload) of rows (rollout id, head, payload, digest): nothing is trained on that is not what was acknowledged."""
-    for rollout_id, _, payload, told in rows:
-        if digest(payload) != told:
-            raise StoreError(f"the payload of rollout {rollout_id} in the store is not what was acknowledged: see what is damaged, with "
-                             "`leeway replay --verify RUN`, and bring back a copy of the file")
-    return [(head, payload) for _, head, payload, _ in rows]
+    ids = [rollout for rollout, in core.store.rows(
+        "SELECT rollout_id FROM rollouts WHERE rollout_id IN (SELECT rollout_id FROM spans WHERE version = ? AND source IS NULL) "
+        "AND state IN ('buffered', 'leased') AND reward IS NOT NULL ORDER BY rowid LIMIT ?", request.version, max(0, request.limit))]
+    rows = rollouts_of(core.store.db, ids)
+    heads = [kept.head for kept in rows]
+    anchors_of(core.store.db, heads)  # their spans are those of the heads
+    return Rows(heads), b"".join(kept.payload or b"" for kept in rows)
 
 
 def put_anchors(core: Core, session: Session, request: PutAnchors, bulk: bytes) -> Reply:
@@ -186,15 +175,16 @@ def put_anchors(core: Core, session: Session, request: PutAnchors, bulk: bytes) 
         if (head.count == 0) != (head.source == "missing"):
             return Refusal("protocol", f"{head.rollout_id} span {head.span}: {head.count} log-probs with source {head.source}")
     store, start = core.begin(), 0
-    stored: dict[str, str | None] = {}
+    stored: dict[str, str] = {}
     for head in request.heads:
         old, start = bulk[4 * start:4 * (start + head.count)], start + head.count
         old_digest = digest(old) if old else None
+        told = anchor_digest(head, old_digest)
         cursor = store.db.execute(SET_ANCHOR, (
             head.source, head.weights_digest, head.trainer, head.plan.rows, head.plan.width, head.plan.row, old or None, old_digest,
-            head.rollout_id, head.span, head.version, head.count, head.count))
+            told, head.rollout_id, head.span, head.version, head.count, head.count))
         if cursor.rowcount:
-            stored[f"{head.rollout_id}/{head.span}"] = old_digest
+            stored[f"{head.rollout_id}/{head.span}"] = told
     store.count("anchors_refused", len(request.heads) - len(stored))
     store.wrote(len(bulk))
     if stored:
@@ -220,14 +210,17 @@ def lease(core: Core, session: Session, request: Lease, *, last_chance: bool) ->
 
 
 def leased(core: Core, groups: Iterable[Group]) -> tuple[Reply, bytes]:
-    rows = _sound(core.store.rows(SELECT_LEASED))
-    anchors, olds = [], []
-    for rollout, span, version, source, weights, trainer, count, width, row, old in core.store.rows(SELECT_ANCHORS):
-        anchors.append(AnchorHead(rollout, span, version, source, weights, trainer, ScoringPlan(count, width, row), len(old or b"") // 4))
-        olds.append(old or b"")
-    ids = [group.group_id for group in groups]
-    reply = Leased(core.next_update, ids, [_head.decode(head) for head, _ in rows], anchors, baselines_of(core.store.db, ids))
-    return reply, b"".join([*(payload for _, payload in rows), *olds])
+    db, groups = core.store.db, list(groups)
+    rows = leased_rollouts(db, groups)
+    heads = [kept.head for kept in rows]
+    anchors = anchors_of(db, heads)
+    if gone := [anchor.head for anchor in anchors if anchor.old is None]:
+        raise damaged(f"the old log-probs of rollout {gone[0].rollout_id}, span {gone[0].span},")
+    wanted = [(group.group_id, group.n) for group in groups if group.baseline]
+    if len(baselines := checked_baselines(db, wanted)) != len(wanted):
+        raise damaged(f"a greedy response of the groups {', '.join(group for group, _ in wanted[:20])}")
+    reply = Leased(core.next_update, [group.group_id for group in groups], heads, [anchor.head for anchor in anchors], baselines)
+    return reply, b"".join([*(kept.payload or b"" for kept in rows), *(anchor.old or b"" for anchor in anchors)])
 
 
 def awaited(core: Core) -> str:

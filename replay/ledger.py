@@ -5,11 +5,11 @@ Kinds, and what their bodies name:
   hello, engine, applied, note, finished      process, epoch; fingerprint; version and probe; what it wants a person to see
   version               a version's notice (the initial weights)
   grant, give_back      orders to an actor (groups), and back
-  put                   rollouts with their payload digests, failures, quarantined
-  baseline_put          greedy baselines of training groups with their payload digests
+  put                   rollouts with the digests of their payloads and heads, failures, quarantined
+  baseline_put          greedy baselines of training groups, in the same way
   groups                settled, expired and requeued groups
-  anchors               spans with the digests of their old log-probs
-  lease, commit         groups of an update; its record, columns, version
+  anchors               spans with their anchor digests: old log-probs, source, weights, trainer, plan
+  lease, commit         groups of an update; digests of its record, columns and metrics, its version
   checkpoint, fork      a complete checkpoint; updates and versions given up
   eval_planned, eval_put, eval_done           an evaluation, its answers, its result
   retention             payloads and files removed

@@ -20,7 +20,7 @@ from wire.record import ABORTED, ABORTED_WITHOUT_TOKEN, Failed, RolloutHead, Sco
 
 log = logging.getLogger(__name__)
 _json = msgspec.json.Encoder().encode
-INSERT_ROLLOUT = "INSERT INTO rollouts VALUES (?, ?, ?, ?, ?, NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT_ROLLOUT = "INSERT INTO rollouts VALUES (?, ?, ?, ?, ?, NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 INSERT_SPAN = 'INSERT INTO spans (rollout_id, span, version, start, "end", kv_clean) VALUES (?, ?, ?, ?, ?, ?)'
 WATCH_FROM = 100
 """Verdicts before their failures are judged."""
@@ -118,9 +118,9 @@ def _store_train(core: Core, session: Session, items: list[Item], tally: Tally) 
         reward, failure = (head.verdict.reward, None) if isinstance(head.verdict, Scored) else (None, head.verdict.reason)
         oldest, newest = head.spans[0].version, head.spans[-1].version
         of, text = group_id(order), _json(head)
-        rollouts.append((head.rollout_id, of, head.sample, state, reason, session.name, head.response_len, oldest, newest,
-                         reward, failure, text.decode(), payload, told, wall))
         heads[head.rollout_id] = digest_of(text)
+        rollouts.append((head.rollout_id, of, head.sample, state, reason, session.name, head.response_len, oldest, newest,
+                         reward, failure, text.decode(), heads[head.rollout_id], payload, told, wall))
         spans += [(head.rollout_id, i, s.version, s.start, s.end, s.kv_clean) for i, s in enumerate(head.spans)]
         aborted += outcome == "aborted"
         _settle(core, tally, of, head.sample, outcome, oldest, reward)
@@ -150,8 +150,7 @@ def _store_baselines(core: Core, session: Session, items: list[Item], tally: Tal
         if _outcome(head) != "aborted":
             core.verdicts.append(_why(head) if _outcome(head) == "failed" else None)
     _insert_outside(core, rows)
-    core.store.record("baseline_put", {"actor": session.name, "rollouts": {item.head.rollout_id: item.digest for item in sound},
-                                       "heads": {row[0]: digest_of(row[8].encode()) for row in rows}})
+    core.store.record("baseline_put", {"actor": session.name, **_digests_outside(rows)})
     core.store.count("greedy_rollouts", len(rows))
     return len(rows)
 
@@ -166,7 +165,7 @@ def _store_evals(core: Core, session: Session, items: list[Item], tally: Tally) 
         _eval_outcome(core, of, item.head.sample, rows[-1][6])
     if rows:
         _insert_outside(core, rows)
-        core.store.record("eval_put", {"actor": session.name, "eval": rows[0][1], "rollouts": [row[0] for row in rows]})
+        core.store.record("eval_put", {"actor": session.name, "eval": rows[0][1], **_digests_outside(rows)})
         core.store.count("eval_rollouts", len(rows))
     return len(rows)
 
@@ -182,13 +181,19 @@ def _sound(core: Core, session: Session, items: list[Item], tally: Tally) -> lis
 def _outside_the_books(item: Item, eval_id: int, version: int | None) -> tuple[Any, ...]:
     head, order = item.head, item.order
     reward, failure = (head.verdict.reward, None) if isinstance(head.verdict, Scored) else (None, head.verdict.reason)
-    return (head.rollout_id, eval_id, group_id(order), order.purpose, version, head.response_len, reward, failure, encode(head),
-            item.payload)
+    text = _json(head)
+    return (head.rollout_id, eval_id, group_id(order), order.purpose, version, head.response_len, reward, failure, text.decode(),
+            digest_of(text), item.payload, item.digest)
 
 
 def _insert_outside(core: Core, rows: list[tuple[Any, ...]]) -> None:
-    core.store.db.executemany("INSERT INTO eval_rollouts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
-    core.store.wrote(sum(len(row[-1]) for row in rows))
+    core.store.db.executemany("INSERT INTO eval_rollouts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    core.store.wrote(sum(len(row[10]) for row in rows))
+
+
+def _digests_outside(rows: list[tuple[Any, ...]]) -> dict[str, dict[str, str]]:
+    """For the ledger: payload and head digests by rollout."""
+    return {"rollouts": {row[0]: row[11] for row in rows}, "heads": {row[0]: row[9] for row in rows}}
 
 
 def _fail(core: Core, session: Session, failure: SampleFailure, tally: Tally) -> bool:
@@ -211,7 +216,7 @@ def _quarantine(core: Core, session: Session, head: RolloutHead, payload: bytes,
     core.store.db.execute("INSERT INTO quarantine (rollout_id, actor, reason, head, payload, stored_at) VALUES (?, ?, ?, ?, ?, ?)",
                           (head.rollout_id, session.name, reason, encode(head), payload, core.clock.wall()))
     core.store.wrote(len(payload))
-    core.store.record("put", {"actor": session.name, "quarantined": [[head.rollout_id, reason]]})
+    core.store.record("put", {"actor": session.name, "quarantined": [[head.rollout_id, reason, group_id(head), head.sample]]})
     tally.quarantined.append((head.rollout_id, reason))
     _no_rollout(core, tally, group_id(head), head.sample, QUARANTINED, "quarantined")
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, Self, TypeVar
 from configs.load import load_resolved
 from configs.schema import Config
 from replay.rows import COMPUTED, TABLES, UpdateRow, key_of
-from wire.errors import ConfigError
+from replay.store import check_schema
+from wire.errors import ConfigError, StoreError
 
 STORE, RUNS = "replay.sqlite", "runs"
 UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
@@ -21,7 +22,7 @@ class RunReader:
     """One consistent snapshot: rows committed after it was opened are not seen, and writers are never blocked."""
 
     def __init__(self, run_dir: Path) -> None:
-        """Raises ConfigError, naming the runs that exist, when there is no run at `run_dir`."""
+        """Raises ConfigError, naming the runs that exist, when there is no run at `run_dir`; StoreError when another Leeway made it."""
         self.run_dir = Path(run_dir)
         store = self.run_dir / STORE
         if not store.is_file():
@@ -30,6 +31,11 @@ class RunReader:
             self.db = _snapshot(store)
         except UNREADABLE as error:
             raise ConfigError(f"{store} cannot be read as a run's store: {error}") from None
+        try:
+            check_schema(store, self.one("PRAGMA user_version"))
+        except StoreError:
+            self.db.close()
+            raise
 
     def __enter__(self) -> Self:
         return self

@@ -3,15 +3,14 @@
 import json
 from collections import Counter
 
-import msgspec
-
 from replay.books import PRODUCED
 from replay.budget import too_old
 from replay.core import Core
 from replay.evals import EvalGroup, EvalRound
+from replay.orders import stored_order
 from replay.sampler import QUARANTINED, Group, Outcome
 from replay.sessions import Sessions
-from wire.record import ABORTED, ABORTED_WITHOUT_TOKEN, VersionNotice, WorkOrder
+from wire.record import ABORTED, ABORTED_WITHOUT_TOKEN, VersionNotice
 
 REWARDS = ("SELECT reward FROM rollouts WHERE group_id = ? AND reward IS NOT NULL "
            "UNION SELECT reward FROM eval_rollouts WHERE rollout_id = ? AND reward IS NOT NULL")
@@ -60,20 +59,21 @@ def _sessions(core: Core) -> None:
 
 def _prompts(core: Core) -> None:
     core.cursor = int(core.store.meta("cursor") or 0)
-    queued = core.store.rows("SELECT work_order FROM groups WHERE state = 'queued' AND purpose = 'train' ORDER BY rowid")
-    core.queue.extend(msgspec.json.decode(text, type=WorkOrder) for text, in queued)
+    queued = core.store.rows("SELECT group_id, work_order, work_order_digest FROM groups WHERE state = 'queued' AND purpose = 'train' "
+                             "ORDER BY rowid")
+    core.queue.extend(stored_order(*row) for row in queued)
 
 
 def _groups(core: Core) -> None:
     outcomes = _outcomes(core)
-    for group_id, order_id, attempt, n, state, actor, seq, text in core.store.rows(
-            "SELECT group_id, order_id, attempt, n, state, actor, grant_seq, work_order FROM groups "
+    for group_id, order_id, attempt, n, state, actor, seq, text, told in core.store.rows(
+            "SELECT group_id, order_id, attempt, n, state, actor, grant_seq, work_order, work_order_digest FROM groups "
             "WHERE state IN ('granted', 'complete', 'leased') AND purpose = 'train'"):
         found = outcomes.get(group_id, [])
         oldest = min((version for _, outcome, version in found if outcome == "scored"), default=None)
         by_sample = {sample: outcome for sample, outcome, _ in found}
         rewards = {reward for reward, in core.store.rows(REWARDS, group_id, f"{group_id}.{n}")}
-        order = core.orders[group_id] = msgspec.json.decode(text, type=WorkOrder)
+        order = core.orders[group_id] = stored_order(group_id, text, told)
         core.book.restore(Group(group_id, order_id, attempt, n, actor, seq, core.now, state, by_sample, oldest, rewards, order.excused,
                                 order.baseline is not None, order.outlived))
     core.book.next_seq = core.store.one("SELECT coalesce(max(grant_seq), -1) FROM groups") + 1
@@ -106,8 +106,8 @@ def _evals(core: Core) -> None:
     core.next_eval = (store.one("SELECT max(eval_id) FROM evals") or 0) + 1
     core.evaluated = evaluated(core)
     for eval_id, version, updates in store.rows("SELECT eval_id, version, updates FROM evals WHERE state = 'pending' ORDER BY eval_id"):
-        groups = {group_id: EvalGroup(msgspec.json.decode(text, type=WorkOrder)) for group_id, text in store.rows(
-            "SELECT group_id, work_order FROM groups WHERE eval_id = ? ORDER BY rowid", eval_id)}
+        groups = {row[0]: EvalGroup(stored_order(*row)) for row in store.rows(
+            "SELECT group_id, work_order, work_order_digest FROM groups WHERE eval_id = ? ORDER BY rowid", eval_id)}
         for group_id, rollout, reward in store.rows("SELECT group_id, rollout_id, reward FROM eval_rollouts WHERE eval_id = ?", eval_id):
             groups[group_id].outcomes[int(rollout.rpartition(".")[2])] = reward
         for group_id, sample in store.rows("SELECT group_id, sample FROM failures JOIN groups USING (group_id) WHERE eval_id = ?", eval_id):

@@ -18,6 +18,7 @@ class RolloutRow(NamedTuple):
     reward: float | None
     failure: str | None
     head: str
+    head_digest: str
     payload_digest: str
     retained: int
 
@@ -37,6 +38,7 @@ class SpanRow(NamedTuple):
     row: int | None
     old: bytes | None
     old_digest: str | None
+    anchor_digest: str | None
 
 
 class GroupRow(NamedTuple):

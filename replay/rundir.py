@@ -10,6 +10,7 @@ from typing import IO, Any
 from configs.arguments import Arguments
 from configs.load import load_resolved
 from configs.schema import RESUMABLE, SHARED, SHARED_EXCEPT, Config
+from replay.store import check_store
 from wire.errors import ConfigError
 from wire.manifest import fsync
 
@@ -18,7 +19,8 @@ Changed = dict[str, tuple[Any, Any]]
 
 
 def check_run(arguments: Arguments) -> Changed:
-    """The keys that a resume changes, as (before, now). Raises ConfigError when the run may not be started like this."""
+    """The keys that a resume changes, as (before, now). Raises ConfigError when the run may not be started like this,
+    StoreError when another Leeway made its store."""
     run_dir = arguments.run_dir
     saved = run_dir / "config.json"
     if not saved.is_file():
@@ -27,6 +29,7 @@ def check_run(arguments: Arguments) -> Changed:
         return {}
     if not arguments.resume:
         raise ConfigError(f"{run_dir} exists: add --resume to go on with it, remove it with `rm -r {run_dir}`, or choose another --name")
+    check_store(run_dir / "replay.sqlite")
     try:
         before = load_resolved(saved)
     except ValueError as error:

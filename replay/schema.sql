@@ -1,4 +1,4 @@
--- The store of one run: <run>/replay.sqlite. Documented in docs/store.md. Schema version in PRAGMA user_version.
+-- The store of one run: <run>/replay.sqlite. Documented in docs/store.md. Schema version in PRAGMA user_version: raised with every change here.
 -- Payloads (tokens, log-probs, columns) are BLOBs with a digest each; retention sets them to NULL and leaves the row.
 
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -19,7 +19,8 @@ CREATE TABLE groups (
     oldest_version     INTEGER,             -- of its oldest token, once known
     update_id   INTEGER,
     eval_id     INTEGER,
-    work_order  TEXT NOT NULL               -- the WorkOrder as JSON
+    work_order  TEXT NOT NULL,              -- the WorkOrder as JSON
+    work_order_digest TEXT NOT NULL         -- of its bytes
 );
 CREATE INDEX groups_by_state ON groups (state, grant_seq);
 CREATE INDEX groups_by_eval ON groups (eval_id) WHERE eval_id IS NOT NULL;
@@ -39,6 +40,7 @@ CREATE TABLE rollouts (
     reward      REAL,                       -- NULL: not scored
     failure     TEXT,                       -- why not
     head        TEXT NOT NULL,              -- the RolloutHead as JSON: spans, sampling, verdict, fingerprint, times
+    head_digest TEXT NOT NULL,              -- of the head's bytes
     payload     BLOB,                       -- prompt ids, response ids, mu, top-k: wire/record.py
     payload_digest TEXT NOT NULL,
     stored_at   REAL NOT NULL               -- wall clock, for people
@@ -64,6 +66,7 @@ CREATE TABLE spans (
     rows        INTEGER, width INTEGER, row INTEGER,   -- scoring plan
     old         BLOB,                       -- float32, end - start of them
     old_digest  TEXT,
+    anchor_digest TEXT,                     -- of all that is said of the span's anchor, and of old_digest: replay/sound.py
     PRIMARY KEY (rollout_id, span)
 ) WITHOUT ROWID;
 CREATE INDEX spans_unscored ON spans (version) WHERE source IS NULL;
@@ -113,7 +116,8 @@ CREATE TABLE evals (
 -- oldest token, rollout_id ends with the group's n
 CREATE TABLE eval_rollouts (
     rollout_id TEXT PRIMARY KEY, eval_id INTEGER NOT NULL, group_id TEXT NOT NULL, purpose TEXT NOT NULL, version INTEGER NOT NULL,
-    response_len INTEGER NOT NULL, reward REAL, failure TEXT, head TEXT NOT NULL, payload BLOB
+    response_len INTEGER NOT NULL, reward REAL, failure TEXT, head TEXT NOT NULL, head_digest TEXT NOT NULL,
+    payload BLOB, payload_digest TEXT NOT NULL
 );
 CREATE INDEX eval_rollouts_by_eval ON eval_rollouts (eval_id);
 

@@ -4,7 +4,8 @@ A statement or commit that fails raises StoreError and ends the daemon: a later 
 """
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 from replay.ledger import FIRST, Ledger
 from wire.errors import StoreError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Of `schema.sql` and of the ledger's bodies. A store of another is refused: docs/store.md has the rule."""
 PRAGMAS = ("auto_vacuum = INCREMENTAL", "journal_mode = WAL", "synchronous = FULL", "busy_timeout = 10000", "foreign_keys = ON",
            "wal_autocheckpoint = 4000")
 MAX_PENDING_BYTES = 1 << 20
@@ -40,6 +42,20 @@ class Storage:
         self._db.close()
 
 
+def check_schema(path: Path, found: int) -> None:
+    """StoreError, with what to do, for a store that another Leeway made. `found`: its PRAGMA user_version."""
+    if found != SCHEMA_VERSION:
+        raise StoreError(f"{path} has schema version {found}, this Leeway reads {SCHEMA_VERSION}: go on with this run, or look into it, "
+                         "with the Leeway that began it; or begin another run (docs/store.md, Schema versions)")
+
+
+def check_store(path: Path) -> None:
+    """`check_schema` before anything is written beside the store. What is damaged, or not there, is named where it is opened."""
+    with suppress(sqlite3.Error), closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+        if db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:  # a start that was killed may have left an empty file
+            check_schema(path, db.execute("PRAGMA user_version").fetchone()[0])
+
+
 class Store:
     """Group commit, counters, meta values and the ledger over a Storage."""
 
@@ -61,10 +77,9 @@ class Store:
     def _prepare(self, path: Path) -> None:
         for pragma in PRAGMAS:
             self.db.execute(f"PRAGMA {pragma}")
-        if (found := self.one("PRAGMA user_version")) == 0:
+        if self.one("SELECT count(*) FROM sqlite_schema") == self.one("PRAGMA user_version") == 0:
             self._create()
-        elif found != SCHEMA_VERSION:
-            raise StoreError(f"{path} has schema version {found}, this Leeway reads {SCHEMA_VERSION}")
+        check_schema(path, self.one("PRAGMA user_version"))
         self.counters: dict[str, float] = dict(self.db.execute("SELECT name, value FROM counters").fetchall())
         last = self.db.execute("SELECT seq, hash FROM ledger ORDER BY seq DESC LIMIT 1").fetchone()
         self.ledger = Ledger(*(last or (0, FIRST)))
@@ -131,11 +146,19 @@ class Store:
 
     def one(self, sql: str, *values: Any) -> Any:
         """First column of the first row, None when there is none."""
-        row = self.db.execute(sql, values).fetchone()
+        row = self._read(self.db.execute(sql, values).fetchone)
         return row[0] if row else None
 
     def rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        return self.db.execute(sql, values).fetchall()
+        return self._read(self.db.execute(sql, values).fetchall)
+
+    @staticmethod
+    def _read(fetch: Callable[[], Any]) -> Any:
+        try:
+            return fetch()
+        except sqlite3.Error as error:  # a damaged page, a text that is no UTF-8
+            raise StoreError(f"the store cannot be read: {error}: see what is damaged, with `leeway replay --verify RUN`, and bring back a "
+                             "copy of the file") from error
 
 
 def _statements(script: str) -> list[str]:

@@ -14,7 +14,6 @@ from configs.arguments import Parser
 from replay.audit import Audit, audit
 from replay.audit_rollouts import Finding
 from replay.reader import STORE, RunReader, find_run
-from wire.digest import digest
 from wire.errors import ConfigError
 
 FINDINGS = 3
@@ -24,14 +23,14 @@ UNREADABLE = (sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, In
 
 
 def verify(run_dir: Path) -> Audit:
-    """Raises ConfigError when there is no run."""
+    """Raises ConfigError when there is no run, StoreError when another Leeway made it."""
     if not (run_dir / STORE).is_file():
         with RunReader(run_dir):  # says which runs there are
             raise AssertionError
     try:
         with RunReader(run_dir) as run:
             run.config()
-            findings = [*_integrity(run), *_beside(run)]
+            findings = list(_integrity(run))
         if findings:
             return Audit(findings, [], {})
         return audit(run_dir)
@@ -47,16 +46,6 @@ def _integrity(run: RunReader) -> Iterator[Finding]:
             yield Finding("integrity", [STORE], f"SQLite: {line}")
     for table, row, parent, _ in run.sql("PRAGMA foreign_key_check"):
         yield Finding("integrity", [f"{table} row {row}"], f"names a row of {parent} that is not there")
-
-
-def _beside(run: RunReader) -> Iterator[Finding]:
-    """Digests of what the audit has no use for: anchors and columns that nothing was trained with."""
-    for rollout, span, old, told in run.db.execute("SELECT rollout_id, span, old, old_digest FROM spans WHERE old IS NOT NULL"):
-        if digest(old) != told:
-            yield Finding("anchor", [rollout], f"span {span}: old does not have the digest {str(told)[:16]} of its row")
-    for update, name, data, told in run.db.execute("SELECT update_id, name, data, digest FROM update_columns WHERE data IS NOT NULL"):
-        if digest(data) != told:
-            yield Finding("column", [f"update {update}", name], f"does not have the digest {str(told)[:16]} of its row")
 
 
 def lines(run_dir: Path, found: Audit) -> list[str]:

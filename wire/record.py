@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 import msgspec
 import numpy as np
 
+from wire.digest import digest_json
 from wire.errors import ProtocolError
 
 Purpose = Literal["train", "eval", "greedy_baseline"]
@@ -107,6 +108,11 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     logprob_mode: str
     tokenizer: str
     vocabulary: int
+
+
+def fingerprint_id(fingerprint: Fingerprint) -> str:
+    """By which heads name it: the first 16 digits of the digest of its fields."""
+    return digest_json(msgspec.to_builtins(fingerprint))[:16]
 
 
 class RolloutHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

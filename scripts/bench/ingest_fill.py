@@ -9,6 +9,7 @@ import numpy as np
 from configs.schema import Config
 from replay import rundir
 from replay.core import INSERT_GROUP, Core
+from replay.orders import order_columns
 from replay.put import INSERT_ROLLOUT, INSERT_SPAN
 from replay.start import open_core, read_prompts
 from scripts.bench.ingest_clients import GROUP, blobs
@@ -41,14 +42,14 @@ def fill(config: Config, run_dir: Path, rows: int) -> None:
 def _write(core: Core, numbers: range, payloads: list[tuple[bytes, str]]) -> None:
     orders = [WorkOrder(f"x{number:07d}", 1, "train", "p", "1", {}, GROUP, core.sampling) for number in numbers]
     core.store.db.executemany(INSERT_GROUP, [(f"{order.order_id}.1", order.order_id, 1, "train", "p", GROUP, "trained", "a0", None, 0, None,
-                                              msgspec.json.encode(order).decode()) for order in orders])
+                                              *order_columns(order)) for order in orders])
     rollouts, spans = [], []
     for order in orders:
         for sample in range(GROUP):
             head, _ = rollout(order, sample, 0, tokens=SHORT)
             payload, told = payloads[(len(rollouts) + sample) % len(payloads)]
             rollouts.append((head.rollout_id, f"{order.order_id}.1", sample, "trained", None, "a0", SHORT, 0, 0, 1.0, None,
-                             msgspec.json.encode(head).decode(), payload, told, 0.0))
+                             msgspec.json.encode(head).decode(), "", payload, told, 0.0))
             spans.append((head.rollout_id, 0, 0, 0, SHORT, True))
     core.store.db.executemany(INSERT_ROLLOUT, rollouts)
     core.store.db.executemany(INSERT_SPAN, spans)

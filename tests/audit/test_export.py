@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -39,10 +40,28 @@ def test_every_rollout_is_exported_once_with_its_columns(pristine: Path, capsys:
         if row["response_ids"] is not None:
             assert len(row["mu"]) == len(row["response_ids"]) == LENGTH
     assert {row["failure"] for row in found} == {None, "timeout", "aborted"}
-    one = next(row for row in found if row["state"] == "trained" and row["mu"] is not None)
-    table = rollout_table(pristine, one["rollout_id"])["tokens"]  # made another way: by the rollout's place in the record
-    for name in ("mu", "old", "prox", "cur", "weight", "keep"):
-        assert one[name] == pytest.approx([token[name] for token in table]), name
+    retained = [row for row in found if row["state"] == "trained" and row["mu"] is not None]
+    assert len(retained) == len({tuple(row["cur"]) for row in retained}) == 3  # each has columns of its own
+    for row in retained:
+        table = rollout_table(pristine, row["rollout_id"])["tokens"]  # made another way
+        for name in ("mu", "old", "prox", "cur", "weight", "keep"):
+            assert row[name] == pytest.approx([token[name] for token in table]), (row["rollout_id"], name)
+
+
+def test_the_columns_of_a_rollout_are_those_at_its_place_in_the_record(pristine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cut here from the stored bytes by the record's lengths; not only the first, which begins at 0."""
+    found = {row["rollout_id"]: row for row in exported(pristine, capsys)}
+    with closing(sqlite3.connect(pristine / "replay.sqlite")) as db:
+        record = json.loads(db.execute("SELECT record FROM updates WHERE update_id = 5").fetchone()[0])
+        columns = {name: np.frombuffer(data, {"f4": "<f4", "u1": "u1"}[dtype]) for name, dtype, data in db.execute(
+            "SELECT name, dtype, data FROM update_columns WHERE update_id = 5 AND data IS NOT NULL")}
+    assert set(columns) == {"old", "prox", "cur", "weight", "keep", "old_source"}
+    start = 0
+    for rollout, length in zip(record["rollout_ids"], record["response_lens"], strict=True):
+        for name in ("old", "prox", "cur", "weight", "keep"):
+            assert found[rollout][name] == columns[name][start : start + length].tolist(), (rollout, name)
+        start += length
+    assert (len(record["rollout_ids"]), start) == (3, 3 * LENGTH)
 
 
 def test_parquet_holds_the_same(pristine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,8 +127,9 @@ def rollout_deleted(run: Path, sql: Sql) -> Fault:
 
 
 def rollout_invented(run: Path, sql: Sql) -> Fault:
-    sql("INSERT INTO rollouts SELECT 'x.1.9', group_id, 9, state, reason, update_id, actor, response_len, oldest_version, newest_version, "
-        "reward, failure, head, payload, payload_digest, stored_at FROM rollouts WHERE rollout_id = ?", trained(sql))  # fmt: skip
+    sql("INSERT INTO rollouts SELECT 'x.1.9', group_id, 9, state, reason, update_id, actor, response_len, "
+        "oldest_version, newest_version, reward, "
+        "failure, head, head_digest, payload, payload_digest, stored_at FROM rollouts WHERE rollout_id = ?", trained(sql))  # fmt: skip
     return Fault("books", "x.1.9", "produced 21, found 22")
 
 

@@ -7,13 +7,15 @@ import msgspec
 import pytest
 
 from tests.replay.conftest import Stage
-from tests.support.replay import PRINT, LightActor, notice
-from wire.errors import ProtocolError
+from tests.support.replay import ENGINE, PRINT, LightActor, notice
+from wire.errors import ProtocolError, RefusedError
 from wire.messages import Applied, Engine
+from wire.record import fingerprint_id
 
 
-def baseline(actor: LightActor, fingerprint: str = "f0") -> Any:
-    reply, _ = actor.client.call(Engine(actor.epoch, fingerprint, msgspec.structs.replace(PRINT, dtype=fingerprint)))
+def baseline(actor: LightActor, dtype: str = PRINT.dtype) -> Any:
+    print_ = msgspec.structs.replace(PRINT, dtype=dtype)
+    reply, _ = actor.client.call(Engine(actor.epoch, fingerprint_id(print_), print_))
     return reply.probe_mean  # type: ignore[union-attr]
 
 
@@ -32,9 +34,9 @@ def test_the_first_proved_difference_is_kept_and_given_to_every_later_engine_of_
     prove(other, 0, 0.03)
     actor = stage.actor()
     assert baseline(actor) == 0.0123456789
-    assert baseline(actor, "f1") is None  # another kind of engine has its own
+    assert baseline(actor, "bfloat16") is None  # another kind of engine has its own
     prove(actor, 0, 0.25)
-    assert (baseline(actor, "f1"), baseline(actor)) == (0.25, 0.0123456789)
+    assert (baseline(actor, "bfloat16"), baseline(actor)) == (0.25, 0.0123456789)
     assert learner.committed == 0
 
 
@@ -45,3 +47,23 @@ def test_a_difference_that_is_none_is_no_proof(stage: Stage, mean: float) -> Non
     with pytest.raises(ProtocolError, match="the probe differs by"):
         prove(actor, 0, mean)
     assert baseline(actor) is None
+
+
+def test_the_id_of_an_engine_is_that_of_what_it_says_and_stays_so(stage: Stage) -> None:
+    """Rollouts name their engine by it: nobody may say anything else of an id, least of all of another's."""
+    actor, other = stage.actor(), stage.actor("a1")
+    before = stage.rows("SELECT id, body FROM fingerprints")
+    assert ENGINE == "272a7d960269a7f8"
+    assert [name for name, _ in before] == [ENGINE]
+    larger = msgspec.structs.replace(PRINT, vocabulary=60_000)
+    for name in (ENGINE, "f1"):
+        with pytest.raises(ProtocolError, match=f"engine {name}: what it says of itself has the id {fingerprint_id(larger)}"):
+            other.client.call(Engine(other.epoch, name, larger))
+    assert stage.rows("SELECT id, body FROM fingerprints") == before
+    assert stage.core.vocabularies == {ENGINE: 50_000}
+    other.client.call(Engine(other.epoch, fingerprint_id(larger), larger))
+    actor.client.call(Engine(actor.epoch, ENGINE, PRINT))  # again: as after a restart
+    assert stage.core.vocabularies == {ENGINE: 50_000, fingerprint_id(larger): 60_000}
+    stage.core.store.db.execute("UPDATE fingerprints SET body = replace(body, 'fake', 'real') WHERE id = ?", (ENGINE,))
+    with pytest.raises(RefusedError, match=f"engine {ENGINE}: this id is stored for another engine: .*real"):
+        actor.client.call(Engine(actor.epoch, ENGINE, PRINT))

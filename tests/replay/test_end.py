@@ -1,16 +1,19 @@
 """How a run ends, and what a live table is told on the way."""
 
 import json
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from replay import daemon as daemon_module
 from tests.replay.conftest import Stage
-from tests.support.replay import DaemonThread, LightActor, LightLearner, make_config, rollout, stats
+from tests.support.replay import ENGINE, DaemonThread, LightActor, LightLearner, make_config, rollout, stats
 from wire.errors import ProtocolError, RefusedError, RunError
 from wire.messages import Applied, Checkpointed, Done, Note
 from wire.record import Failed
@@ -150,7 +153,7 @@ def test_notes_and_receipts_are_in_the_ledger(stage: Stage) -> None:
     bodies = {kind: json.loads(body) for kind, body in stage.rows("SELECT kind, body FROM ledger")}
     assert bodies["note"] == {"process": "a0", "kind": "engine_restarted", "detail": "it was killed"}
     assert bodies["applied"] == {"actor": "a0", "version": 0, "probe_mean": 1e-6, "probe_max": 1e-5}
-    assert stage.rows("SELECT name, confirmed, probe_max, fingerprint FROM actors") == [("a0", 0, 1e-5, "f0")]
+    assert stage.rows("SELECT name, confirmed, probe_max, fingerprint FROM actors") == [("a0", 0, 1e-5, ENGINE)]
     with pytest.raises(ProtocolError, match="not the committed one"):
         actor.client.call(Applied(actor.epoch, 0, "0" * 64, 0.0, 0.0))
 
@@ -176,3 +179,28 @@ def test_a_checkpoint_brings_retention(make_stage: Callable[..., Stage]) -> None
     ]
     assert stage.rows("SELECT count(*) FROM rollouts WHERE payload IS NULL") == [(20,)]
     assert "retention" in stage.kinds()
+
+
+def test_files_go_only_after_the_commit_that_gave_them_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a crash before that commit brings back must find its files. Seen from another connection, as a restart would see it."""
+    config = make_config(tmp_path, learner={"updates": 20, "keep_checkpoints": 1}, replay={"max_staleness": 0})
+    seen: list[tuple[bool, int, int]] = []
+
+    def sweep(db: Any, run_dir: Path) -> None:
+        with closing(sqlite3.connect(run_dir / "replay.sqlite")) as other:
+            removed, = other.execute("SELECT count(*) FROM versions WHERE NOT retained").fetchone()
+        pending, = db.execute("SELECT count(*) FROM versions WHERE NOT retained").fetchone()
+        seen.append((daemon.core.store.pending, removed, pending))
+
+    monkeypatch.setattr(daemon_module.retention, "sweep", sweep)
+    with DaemonThread(config) as daemon:
+        learner, actor = LightLearner(daemon.endpoint, config), LightActor(daemon.endpoint, config)
+        for _ in range(3):
+            actor.pull(want=0)
+            actor.work()
+            learner.score()
+            version = learner.commit(learner.lease(wait_s=2.0)).version
+            learner.client.call(Checkpointed(learner.epoch, version, f"checkpoints/v{version:06d}", "d" * 64))
+        learner.close()
+        actor.close()
+    assert seen == [(False, 0, 0), (False, 1, 1), (False, 2, 2), (False, 3, 3)]

@@ -16,7 +16,7 @@ from tests.replay.conftest import Stage
 from tests.replay.test_histories import Quick
 from tests.replay.test_store import facts
 from tests.support.mutate import in_floats, inside
-from tests.support.replay import PRINT, FakeClock, LightActor, LightLearner, make_config, make_core, rollout
+from tests.support.replay import ENGINE, PRINT, FakeClock, LightActor, LightLearner, make_config, make_core, rollout
 from tests.support.torture import IN_MEMORY, scaled, tell
 from wire.codec import decode, encode
 from wire.digest import digest
@@ -112,7 +112,7 @@ class Fuzzed:
                     return Commit(learner.epoch, record, self.notice(core.next_version)), bulk
                 return Lease(learner.epoch, core.committed, 0.0), b""
         return source.choice([
-            Hello("actor", "a0", PROTOCOL, self.config.shared()), Stats(), Engine(actor.epoch, "f0", PRINT),
+            Hello("actor", "a0", PROTOCOL, self.config.shared()), Stats(), Engine(actor.epoch, ENGINE, PRINT),
             Applied(actor.epoch, core.committed, newest.weights_digest, 0.0, 0.0), GiveBack(actor.epoch, sorted(actor.holding), "x"),
             Note(actor.epoch, "kind", "detail"), Fetch(actor.epoch, core.committed, "manifest.json", 0, MAX_CHUNK),
             Initial(learner.epoch, newest), Unscored(learner.epoch, core.committed, 8),

@@ -305,7 +305,8 @@ def test_a_missing_anchor_says_so(stage: Stage) -> None:
     actor.pull()
     actor.answer(actor.pull(want=2).orders)
     learner.score()
-    stage.core.store.db.execute("UPDATE spans SET source = NULL, old = NULL, old_digest = NULL WHERE rollout_id = 't0000000.1.0'")
+    stage.core.store.db.execute("UPDATE spans SET source = NULL, old = NULL, old_digest = NULL, anchor_digest = NULL "
+                                   "WHERE rollout_id = 't0000000.1.0'")
     anchor = learner.lease().anchors[0]
     learner.client.call(PutAnchors(learner.epoch, [msgspec.structs.replace(anchor, rollout_id="t0000000.1.0", source="missing", count=0)]))
     assert stage.rows("SELECT source, old, old_digest FROM spans WHERE rollout_id = 't0000000.1.0'") == [("missing", None, None)]

@@ -11,11 +11,11 @@ import pytest
 
 from replay.books import books, imbalance
 from tests.replay.conftest import Stage
-from tests.support.replay import PRINT, rollout
+from tests.support.replay import ENGINE, PRINT, rollout
 from wire.digest import digest
 from wire.errors import ProtocolError, RefusedError, RunError
 from wire.messages import Engine, Put, SampleFailure
-from wire.record import Failed, RolloutHead, Scored, Span, pack_payload
+from wire.record import Failed, RolloutHead, Scored, Span, fingerprint_id, pack_payload
 
 
 def with_mu(head: RolloutHead, *mu: float) -> tuple[RolloutHead, bytes]:
@@ -144,12 +144,14 @@ def test_the_vocabulary_is_that_of_the_engine_that_the_rollout_names(stage: Stag
     actor = stage.actor()
     actor.pull()
     order = actor.pull(want=1).orders[0]
-    actor.client.call(Engine(actor.epoch, "f1", msgspec.structs.replace(PRINT, vocabulary=50_001)))
+    larger = msgspec.structs.replace(PRINT, vocabulary=50_001)
+    actor.client.call(Engine(actor.epoch, fingerprint_id(larger), larger))
     with pytest.raises(ProtocolError, match="vocabulary of 0 tokens"):
         actor.client.call(Engine(actor.epoch, "f2", msgspec.structs.replace(PRINT, vocabulary=0)))
     stage.reopen()
     actor = stage.actor()
-    rows = [with_tokens(rollout(order, sample, 0, fingerprint=f"f{1 - sample}")[0], [1, 2, 3, 4], [7, 50_000, 7]) for sample in (0, 1)]
+    rows = [with_tokens(rollout(order, sample, 0, fingerprint=name)[0], [1, 2, 3, 4], [7, 50_000, 7])
+            for sample, name in enumerate((fingerprint_id(larger), ENGINE))]
     stored = actor.put(rows)
     assert (stored.stored, [rollout_id for rollout_id, _ in stored.quarantined]) == (1, ["t0000000.1.1"])
 

@@ -3,9 +3,11 @@
 import asyncio
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -158,6 +160,25 @@ def test_bad_starts_are_one_line_and_exit_two(tmp_path: Path, start: Callable[..
     assert "sampling.n was 2 when" in refused("--resume", "--set", "sampling.n=4")
     assert "needs keys" in refused("--resume", "--set", "replay.endpoint=tcp://0.0.0.0:5757")
     assert "no longer holds what" in refused_after_edit(tmp_path, refused)
+
+
+def test_a_run_of_another_schema_is_not_resumed_and_left_as_it_is(tmp_path: Path, start: Callable[..., Process]) -> None:
+    config = make(tmp_path)
+    process = start(config)
+    LightLearner(config.replay.endpoint, config).close()
+    process.end(signal.SIGINT)
+    run = tmp_path / "runs/test"
+    with closing(sqlite3.connect(run / "replay.sqlite")) as db:
+        db.execute("PRAGMA user_version = 1")
+        before = list(db.iterdump())
+    saved = (run / "config.json").read_text()
+    code, errors = start(config, "--resume", "--set", "replay.max_staleness=2").wait()
+    assert code == 1
+    assert errors.count("\n") == 1
+    assert "replay.sqlite has schema version 1, this Leeway reads 2: go on with this run, or look into it, with the Leeway that" in errors
+    assert (run / "config.json").read_text() == saved
+    with closing(sqlite3.connect(run / "replay.sqlite")) as db:
+        assert list(db.iterdump()) == before
 
 
 def refused_after_edit(tmp_path: Path, refused: Callable[..., str]) -> str:

@@ -66,7 +66,7 @@ def test_commits_are_grouped_by_time_and_by_size(tmp_path: Path) -> None:
 
 def test_settings_of_the_file(tmp_path: Path) -> None:
     store = Store(tmp_path / "x.sqlite")
-    assert [store.one(f"PRAGMA {name}") for name in ("journal_mode", "synchronous", "auto_vacuum", "user_version")] == ["wal", 2, 2, 1]
+    assert [store.one(f"PRAGMA {name}") for name in ("journal_mode", "synchronous", "auto_vacuum", "user_version")] == ["wal", 2, 2, 2]
     store.close()
 
 
@@ -87,7 +87,7 @@ def test_another_schema_version_is_refused(tmp_path: Path) -> None:
     db = sqlite3.connect(tmp_path / "x.sqlite")
     db.execute("PRAGMA user_version = 7")
     db.close()
-    with pytest.raises(StoreError, match="has schema version 7, this Leeway reads 1"):
+    with pytest.raises(StoreError, match="has schema version 7, this Leeway reads 2"):
         Store(tmp_path / "x.sqlite").close()
 
 

@@ -27,7 +27,7 @@ from replay.daemon import Daemon
 from replay.reader import RunReader
 from replay.start import open_core, read_prompts
 from replay.store import Storage
-from tests.support.replay import PRINT, rollout
+from tests.support.replay import ENGINE, PRINT, rollout
 from tests.support.run_builder import PROBE, TRAINER, RunBuilder
 from wire.digest import digest
 from wire.errors import ConfigError
@@ -131,7 +131,7 @@ async def actor(config: Config, run_dir: Path, name: str, crash: Crash) -> None:
     file = await open_file(outbox_folder(None, Path(welcome.run_dir)), name, welcome.run_id)
     box = Outbox(client, welcome.epoch, 20, file, 1 << 20, crash)
     holding = box.on_disk
-    await client.call(Engine(welcome.epoch, "f0", PRINT))
+    await client.call(Engine(welcome.epoch, ENGINE, PRINT))
 
     async def send() -> None:
         while True:

@@ -15,7 +15,7 @@ from learner.loop import Learner
 from learner.stop import Stop
 from learner.stopwatch import Stopwatch
 from replay.client import BlockingClient
-from tests.support.replay import DaemonThread, LightActor, make_config
+from tests.support.replay import ENGINE, DaemonThread, LightActor, make_config
 from tests.support.tiny_model import make_tiny_model
 from wire.record import RolloutHead, Scored, Span, WorkOrder, group_id, pack_payload, rollout_id
 
@@ -38,7 +38,7 @@ def random_answer(actor: "RandomActor", order: WorkOrder, sample: int) -> tuple[
     rng = np.random.default_rng([int.from_bytes(order.order_id.encode()[-6:]), order.attempt, sample])
     prompt, length = rng.integers(3, 14, 4), int(rng.integers(2, 6))
     head = RolloutHead(rollout_id(order.order_id, order.attempt, sample), order.order_id, order.attempt, sample, len(prompt), length,
-                       (Span(actor.confirmed, 0, length),), "stop", order.sampling_of(sample), "f0", Scored(float(sample % 2)))
+                       (Span(actor.confirmed, 0, length),), "stop", order.sampling_of(sample), ENGINE, Scored(float(sample % 2)))
     return head, pack_payload(prompt, rng.integers(3, 14, length), -rng.uniform(3, 4, length))
 
 

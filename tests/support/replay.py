@@ -62,6 +62,7 @@ from wire.record import (
     Verdict,
     VersionNotice,
     WorkOrder,
+    fingerprint_id,
     group_id,
     pack_payload,
     rollout_id,
@@ -71,6 +72,7 @@ from wire.sockets import Router
 
 log = logging.getLogger(__name__)
 PRINT = Fingerprint("fake", "1", "float32", "none", "none", 1, True, "full vocabulary", "0" * 64, 50_000)
+ENGINE = fingerprint_id(PRINT)
 
 
 class FakeClock(Clock):
@@ -201,7 +203,7 @@ def notice(version: int) -> VersionNotice:
     return VersionNotice(version, f"weights/v{version:06d}", digest(b"manifest%d" % version), digest(b"weights%d" % version))
 
 
-def rollout(order: WorkOrder, sample: int, version: int, *, verdict: Verdict | None = None, tokens: int = 3, fingerprint: str = "f0",
+def rollout(order: WorkOrder, sample: int, version: int, *, verdict: Verdict | None = None, tokens: int = 3, fingerprint: str = ENGINE,
             spans: tuple[Span, ...] | None = None, **changes: Any) -> tuple[RolloutHead, bytes]:
     """A sound response of `tokens` tokens, all under `version` unless `spans` says otherwise; `changes` are put into the head."""
     payload = pack_payload(np.arange(1, 5), np.full(tokens, 7), np.full(tokens, -0.5 - sample))
@@ -235,7 +237,7 @@ class LightActor:
         welcome, _ = self.client.call(Hello("actor", name, PROTOCOL, config.shared()))
         assert isinstance(welcome, Welcome)
         self.epoch = welcome.epoch
-        self.client.call(Engine(self.epoch, "f0", PRINT))
+        self.client.call(Engine(self.epoch, ENGINE, PRINT))
 
     def pull(self, want: int = 64, wait_s: float = 0.0) -> Work:
         """Ask, load what is to be loaded, keep the orders."""

@@ -51,12 +51,14 @@ from wire.record import (
     Verdict,
     VersionNotice,
     WorkOrder,
+    fingerprint_id,
     pack_payload,
     rollout_id,
 )
 
 LENGTH, PROMPT = 6, 3
 FINGERPRINT = Fingerprint("twin", "1", "float32", "sdpa", "none", 1, True, "full", "t" * 64, 16)
+ENGINE = fingerprint_id(FINGERPRINT)
 FACTOR = {"mean": 0.0, "mean_abs": 0.1, "max_abs": 0.5, "k3": 0.01, "ess": 0.9}
 METRICS = {
     "loss": 0.5, "grad_norm": 1.0, "mismatch": FACTOR, "staleness_ratio": FACTOR, "update_ratio": FACTOR, "masked": 0.0, "capped": 0.0,
@@ -96,7 +98,7 @@ class RunBuilder:
         self.core = self._open()
         self.seq = 0
         self.actor = self._hello("actor", "a0")
-        self.ask(Engine(self.actor, "f0", FINGERPRINT))
+        self.ask(Engine(self.actor, ENGINE, FINGERPRINT))
         self.learner = self._hello("learner", "learner")
         self.ask(Initial(self.learner, self._publish(0, None)))
         self.apply_version(0)
@@ -184,7 +186,7 @@ class RunBuilder:
             spans,
             "stop",
             order.sampling_of(sample),
-            "f0",
+            ENGINE,
             verdict,
             started=1.0,
             finished=2.0,
