@@ -18,7 +18,7 @@ from tests.actor.orders import evaluation, train
 from tests.support.replay import DirectClient, LightActor, LightLearner, make_config, make_core, rollout
 from wire.digest import digest
 from wire.errors import ConfigError, StoreError
-from wire.messages import GiveBack, Put, Reply, Request, SampleFailure
+from wire.messages import GiveBack, Put, Reply, Request, SampleFailure, Stored
 from wire.record import WorkOrder, pack_payload
 
 
@@ -185,6 +185,25 @@ async def test_an_acknowledgement_that_got_lost_makes_a_duplicate_not_a_second_r
     assert core.store.one("SELECT count(*) FROM rollouts") == 4
     again.close()
     core.store.close()
+
+
+async def test_a_put_takes_groups_up_to_1024_samples(tmp_path: Path) -> None:
+    sent: list[Put] = []
+
+    class Listener:
+        async def call(self, request: Request, bulk: bytes = b"") -> tuple[Reply, bytes]:
+            assert isinstance(request, Put)
+            sent.append(request)
+            return Stored(len(request.heads), 0, [], []), b""
+
+    file = OutboxFile(tmp_path, "a0", "r1")
+    file.write([outcome(train(number, n=299)) for number in range(5)])  # and one failure each
+    file.close()
+    outbox = Outbox(Listener(), 1, 20, OutboxFile(tmp_path, "a0", "r1"), 1 << 20)
+    await outbox.send_next()
+    await outbox.send_next()
+    assert [(len(put.heads), len(put.failures)) for put in sent] == [(1196, 4), (299, 1)]
+    outbox.close()
 
 
 def parts(order: WorkOrder) -> tuple[Any, Any, Any]:
