@@ -2,13 +2,12 @@
 
 import asyncio
 import os
-import re
-import socket
 import sys
 from pathlib import Path
 
 from actor.host import AttachedEngine, StartedEngine, host_for
 from actor.loop import Actor
+from actor.name import free_name
 from actor.tokenise import Tokeniser
 from configs.arguments import Arguments, parse
 from configs.schema import Config
@@ -45,7 +44,7 @@ def log_home(run_dir: Path, local: Path) -> Path:
 
 
 async def serve(config: Config, local: Path) -> None:
-    name = config.actor.name or re.sub("[^A-Za-z0-9.-]", "-", f"{socket.gethostname()}-{os.getpid()}")
+    name, _held = (config.actor.name, None) if config.actor.name else free_name(config.replay.endpoint)
     set_up_logging(f"actor {name}", config.logging.level)
 
     def make_host(run_dir: Path) -> StartedEngine | AttachedEngine:

@@ -16,8 +16,8 @@ from wire.messages import Note, Put, Reply, Request, Stored
 from wire.record import group_id
 
 log = logging.getLogger(__name__)
-MAX_PUT_BYTES = 8 << 20
-"""Payload after which a Put takes no further group."""
+MAX_PUT_BYTES, MAX_PUT_SAMPLES = 8 << 20, 1024
+"""Payload, and rollouts and failures, after which a Put takes no further group: a header has its limits too."""
 LOCK_S, LOCK_RETRY_S = 15.0, 0.25
 """How long an actor waits for the one before it, of the same name, to let go of the outbox."""
 
@@ -89,7 +89,8 @@ class Outbox:
         """Wait for written groups, put what has gathered, and return it once it is durable at replay. Raises RunError when the engine makes
         nothing but poison."""
         batch, entries, size = Outcome(), [], 0
-        while not batch.orders or (size < MAX_PUT_BYTES and not self._ready.empty()):
+        while not batch.orders or not (size >= MAX_PUT_BYTES or len(batch.heads) + len(batch.failures) >= MAX_PUT_SAMPLES
+                                       or self._ready.empty()):
             entry, outcome = await self._ready.get()
             entries.append(entry)
             batch.extend(outcome)

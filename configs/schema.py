@@ -100,7 +100,8 @@ class Replay(Table):
 
 class Actor(Table):
     name: str | None = None
-    """Of one actor process, for its leases and logs. Default: host and process id."""
+    """Of one actor process, for its leases, outbox and logs: the same in its next life. Default: HOST-N, N the first number from 0 that no
+    other actor on this host has."""
     count: Positive = 1
     """How many actors `leeway run` starts."""
     on_new_weights: Literal["retract", "drain", "abort", "in_place"] = "retract"

@@ -13,6 +13,7 @@ from leeway.rescoring import rescore_sample
 from leeway.rollout_table import rollout_table, text
 from leeway.tools import one_line, tool_parser
 from replay.audit import audit
+from wire.text import printable_lines
 
 FINDINGS = 3
 SHOWN_PER_KIND = 10
@@ -83,10 +84,10 @@ def main(arguments: list[str]) -> int:
             return rerun(options.run, options.update, as_json_text=options.json)
         if options.rollout is not None:
             values = rollout_table(options.run, options.rollout)
-            print(json.dumps(values, indent=1) if options.json else text(values))
+            print(json.dumps(values, indent=1) if options.json else printable_lines(text(values)))
             return 0
         values = full_audit(options.run)
-        print(json.dumps(values, indent=1) if options.json else "\n".join(lines(values)))
+        print(json.dumps(values, indent=1) if options.json else printable_lines("\n".join(lines(values))))
         return FINDINGS if values["findings"] else 0
 
     return one_line(body)

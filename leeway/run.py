@@ -21,6 +21,7 @@ from replay.summary import write_summary
 from wire.errors import ConfigError, RunError
 from wire.keys import LEARNER, ClientKeys, client_keys
 from wire.process import CANNOT_GO_ON, INTERRUPTED, PARENT, run_main
+from wire.text import printable
 
 TICK_S = 0.1
 ACTOR_GRACE_S, LEARNER_GRACE_S, REPLAY_GRACE_S = 20.0, 120.0, 20.0
@@ -154,7 +155,7 @@ class Session:
     def _explain(self, failed: Program) -> None:
         reason = failed.reason()
         if reason and (failed.code == 2 or reason.startswith(CANNOT_GO_ON)):
-            print(f"{reason} ({failed.name})", file=sys.stderr)
+            print(f"{printable(reason)} ({failed.name})", file=sys.stderr)
             return
         print(f"leeway: error: {failed.name} was given up; the last lines of {failed.spec.log}:", file=sys.stderr)
-        print("\n".join(f"    {line}" for line in failed.last_lines()), file=sys.stderr)
+        print("\n".join(f"    {printable(line)}" for line in failed.last_lines()), file=sys.stderr)

@@ -12,6 +12,7 @@ from rich.live import Live
 from configs.schema import Config
 from leeway.alarms import Fresh
 from leeway.table import final, live, plain_line
+from wire.text import printable
 
 PLAIN_EVERY_S, PLAIN_EVERY_UPDATES, PLAIN_AT_LEAST_S = 2.0, 10, 20.0
 KEPT_LINES = 4
@@ -90,7 +91,7 @@ class PlainScreen:
         pass
 
     def _print(self, line: str) -> None:
-        self._console.out(line, highlight=False)
+        self._console.out(printable(line), highlight=False)
 
 
 class LiveScreen:

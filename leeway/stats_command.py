@@ -14,6 +14,7 @@ from replay.books import books, imbalance
 from replay.reader import RunReader
 from replay.rows import ActorRow, EvalRow
 from replay.summary import TRAINED_SPANS, TRAINED_TWICE
+from wire.text import printable_lines
 
 FINDINGS = 3
 
@@ -126,7 +127,7 @@ def main(arguments: list[str]) -> int:
 
     def body() -> int:
         values = stats(options.run)
-        print(json.dumps(values, indent=1) if options.json else text(options.run.resolve().name, values))
+        print(json.dumps(values, indent=1) if options.json else printable_lines(text(options.run.resolve().name, values)))
         return FINDINGS if values["unaccounted"] or values["trained_twice"] else 0
 
     return one_line(body)

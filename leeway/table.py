@@ -9,6 +9,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from wire.text import printable
+
 Values = Mapping[str, Any]
 UNKNOWN = "-"
 UNCOMMITTED = "no version committed yet"
@@ -96,7 +98,7 @@ def live(values: Values, updates: int, seconds: float, name: str, lines: list[st
     body.add_row("")
     body.add_row(ProgressBar(total=updates, completed=shown.update, width=60))
     for line in lines:
-        body.add_row(Text(line, style="dim"))
+        body.add_row(Text(printable(line), style="dim"))
     return Panel(body, title=f"{name}  {clock(seconds)}", title_align="left", expand=False)
 
 
@@ -105,7 +107,7 @@ def two_columns(*rows: tuple[str, str]) -> Table:
     table.add_column(style="dim")
     table.add_column()
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table
 
 

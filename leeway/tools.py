@@ -7,6 +7,7 @@ from collections.abc import Callable
 from leeway.arguments import Parser
 from replay.reader import find_run
 from wire.errors import LeewayError
+from wire.text import printable_lines
 
 FAILURE = 1
 
@@ -22,7 +23,7 @@ def one_line(body: Callable[[], int]) -> int:
     try:
         return body()
     except LeewayError as error:
-        print(f"leeway: error: {error}", file=sys.stderr)
+        print(f"leeway: error: {printable_lines(str(error))}", file=sys.stderr)
         return error.exit_code
     except sqlite3.DatabaseError as error:
         print(f"leeway: error: the run's store cannot be read: {error}: see what is damaged, with `leeway replay --verify RUN`",

@@ -12,7 +12,7 @@ from replay.core import Core
 from replay.handlers import Call, arrive, handle
 from replay.metrics import MetricsFile
 from replay.watchdog import Watchdog
-from wire.codec import decode, encode
+from wire.codec import REQUEST, decode, encode
 from wire.errors import ProtocolError, RunError
 from wire.messages import Lease, Pull, Refusal, Reply
 from wire.sockets import Router
@@ -102,7 +102,7 @@ class Daemon:
             if (received := self.router.receive()) is None:
                 return True
             try:
-                seq, request, bulk = decode(received.frames)
+                seq, request, bulk = decode(received.frames, REQUEST)
             except ProtocolError as error:
                 self.refuse_unread(received.peer, error)
                 continue
@@ -215,7 +215,7 @@ class Daemon:
             await self.router.wait(TICK_S)
             while received := self.router.receive():
                 try:
-                    seq, _, _ = decode(received.frames)
+                    seq, _, _ = decode(received.frames, REQUEST)
                 except ProtocolError as error:
                     self.refuse_unread(received.peer, error)
                 else:

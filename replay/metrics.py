@@ -11,6 +11,7 @@ import numpy as np
 
 from replay.core import Core
 from replay.store import Store
+from wire.errors import StoreError
 from wire.messages import UpdateRecord
 
 SELECT_SCORED = ("SELECT reward, oldest_version, response_len FROM rollouts WHERE group_id IN (SELECT value FROM json_each(?)) "
@@ -51,10 +52,21 @@ class MetricsFile:
         self.path = run_dir / "metrics.jsonl"
 
     def append(self, lines: list[str]) -> None:
+        """Raises StoreError; the file is then as it was before, and the lines are made again from the store at the next start."""
         if not lines:
             return
-        with self.path.open("a") as file:
-            file.writelines(line + "\n" for line in lines)
+        try:
+            with self.path.open("ab", buffering=0) as file:
+                size, left = file.tell(), "".join(line + "\n" for line in lines).encode()
+                try:
+                    while left:
+                        left = left[file.write(left):]
+                except OSError:
+                    file.truncate(size)
+                    raise
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be written: {error.strerror}; the update is committed, and its line is written at the next "
+                             "start") from None
 
     def recover(self, store: Store) -> None:
         """Cut a half-written last line, and append the lines of committed updates that are not in the file."""

@@ -17,6 +17,7 @@ from wire.digest import digest as digest_of
 from wire.errors import RunError
 from wire.messages import Put, Refusal, Reply, SampleFailure, Stored
 from wire.record import ABORTED, ABORTED_WITHOUT_TOKEN, Failed, RolloutHead, Scored, group_id
+from wire.text import printable
 
 log = logging.getLogger(__name__)
 _json = msgspec.json.Encoder().encode
@@ -249,8 +250,7 @@ def _outcome(head: RolloutHead) -> Outcome:
 def _why(head: RolloutHead) -> str:
     """Reason and detail as one short line that a terminal can show."""
     assert isinstance(head.verdict, Failed)
-    text = " ".join(f"{head.verdict.reason}; {head.verdict.detail}".strip("; ").split())
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:REASON_KEPT])
+    return printable(" ".join(f"{head.verdict.reason}; {head.verdict.detail}".strip("; ").split())[:REASON_KEPT])
 
 
 def _commonest(reasons: Counter[str]) -> str:

@@ -15,6 +15,7 @@ from replay.audit import Audit, audit
 from replay.audit_rollouts import Finding
 from replay.reader import STORE, RunReader, find_run
 from wire.errors import ConfigError
+from wire.text import printable_lines
 
 FINDINGS = 3
 SHOWN = 50
@@ -67,5 +68,5 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"`leeway replay --verify RUN` takes nothing else: leave out {' '.join(others)}")
     run_dir = options.verify
     found = verify(run_dir)
-    print("\n".join(lines(run_dir, found)))
+    print(printable_lines("\n".join(lines(run_dir, found))))
     return FINDINGS if found.findings else 0

@@ -13,8 +13,10 @@ import time
 from asyncio import CancelledError
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from wire.errors import ConfigError, LeewayError, RunError
+from wire.text import printable, printable_lines
 
 PACKAGES = ("configs", "wire", "replay", "correction", "verifier", "actor", "learner", "leeway")
 PARENT = "LEEWAY_PARENT_PID"
@@ -38,10 +40,10 @@ def run_main(main: Callable[[], int | None]) -> int:
     except (KeyboardInterrupt, CancelledError):  # asyncio turns Ctrl-C into the second while a task group ends for another reason
         return INTERRUPTED
     except RunError as error:
-        print(f"{CANNOT_GO_ON}{error}", file=sys.stderr)
+        print(f"{CANNOT_GO_ON}{printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except LeewayError as error:
-        print(f"leeway: error: {error}", file=sys.stderr)
+        print(f"leeway: error: {printable_lines(str(error))}", file=sys.stderr)
         return error.exit_code
 
 
@@ -100,6 +102,16 @@ def check_packages() -> None:
                               "use a clean environment")
 
 
+class _ScreenLines(logging.Formatter):
+    """Whatever was logged, and whoever sent it: one line that a terminal can show."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return printable_lines(super().formatException(ei))
+
+
 class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = {"time": record.created, "level": record.levelname, "logger": record.name, "message": record.getMessage()}
@@ -111,7 +123,7 @@ class _JsonLines(logging.Formatter):
 def set_up_logging(process: str, level: str, run_dir: Path | None = None) -> None:
     """Lines for people on stderr; with a run, also JSON lines in `<run>/logs/<process>.jsonl`."""
     screen = logging.StreamHandler()
-    screen.setFormatter(logging.Formatter(f"%(asctime)s {process} %(levelname)s %(message)s", "%H:%M:%S"))
+    screen.setFormatter(_ScreenLines(f"%(asctime)s {process} %(levelname)s %(message)s", "%H:%M:%S"))
     handlers: list[logging.Handler] = [screen]
     if run_dir is not None:
         folder = run_dir / "logs"

@@ -17,7 +17,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from configs.rules import ENDPOINT
 from wire.allow_list import AllowList
-from wire.codec import MAX_BULK, MAX_HEADER, join, split
+from wire.codec import MAX_BULK, REPLY, join, split
 from wire.errors import ConfigError
 from wire.keys import ClientKeys, Known, ServerKeys
 
@@ -52,9 +52,10 @@ def check_libzmq() -> None:
         raise ConfigError(f"libzmq {zmq.zmq_version()} has known holes: install pyzmq with libzmq 4.3.5 or newer")
 
 
-def _limits(socket: zmq.Socket | zmq.asyncio.Socket) -> None:
+def _set_up(socket: zmq.Socket | zmq.asyncio.Socket, address: str) -> None:
+    socket.setsockopt(zmq.IPV6, address.startswith("tcp://["))  # with it a name would be looked up as one of IPv6 too
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_HEADER + MAX_BULK + 4)
+    socket.setsockopt(zmq.MAXMSGSIZE, REPLY.header + MAX_BULK + 4)
     socket.setsockopt(zmq.SNDHWM, 1000)
     socket.setsockopt(zmq.RCVHWM, 1000)
     socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
@@ -97,7 +98,7 @@ class Router:
         self._dropped = 0
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        _limits(self._socket)
+        _set_up(self._socket, address)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._guard = None if self._allowed is None else _Guard(self._context, self._allowed)
         if keys is not None:
@@ -188,7 +189,7 @@ class Dealer:
         address = check_endpoint(endpoint, keyed=keys is not None)
         self._context: zmq.Context = zmq.asyncio.Context() if asynchronous else zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        _limits(self._socket)
+        _set_up(self._socket, address)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)

@@ -1,6 +1,7 @@
 """The outbox: on disk before it is sent, resent by the next life, bounded, locked, and sound when its file is damaged."""
 
 import asyncio
+import contextlib
 import random
 import shutil
 import sqlite3
@@ -18,7 +19,7 @@ from tests.actor.orders import evaluation, train
 from tests.support.replay import DirectClient, LightActor, LightLearner, make_config, make_core, rollout
 from wire.digest import digest
 from wire.errors import ConfigError, StoreError
-from wire.messages import GiveBack, Put, Reply, Request, SampleFailure
+from wire.messages import GiveBack, Put, Reply, Request, SampleFailure, Stored
 from wire.record import WorkOrder, pack_payload
 
 
@@ -45,6 +46,40 @@ def peek(folder: Path, name: str = "a0", run: str = "r1") -> dict[int, Outcome]:
     file = OutboxFile(folder, name, run)
     file.close()
     return file.found
+
+
+def peek_rows(path: Path) -> list[int]:
+    """What another connection finds in the file."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        return [number for number, in db.execute("SELECT id FROM entries ORDER BY id")]
+
+
+def test_a_write_is_flushed_before_it_counts(tmp_path: Path) -> None:
+    """As read back on the connection that writes; the file is opened anew after damage too."""
+    file = write(tmp_path, 1)
+    file.close()
+    file.path.write_bytes(b"damaged" * 1000)
+    for opened in (OutboxFile(tmp_path / "other", "a0", "r1"), OutboxFile(tmp_path, "a0", "r1")):
+        assert opened._db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+        assert opened._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        opened.close()
+
+
+async def test_a_group_stays_in_the_file_until_it_is_acknowledged_and_no_longer(tmp_path: Path) -> None:
+    file = write(tmp_path, 1, 2)
+    file.close()
+    in_the_file: list[list[int]] = []
+
+    class Looking:
+        async def call(self, request: Request, bulk: bytes = b"") -> tuple[Reply, bytes]:
+            in_the_file.append(peek_rows(file.path))
+            return Stored(4, 0, [], []), b""
+
+    outbox = Outbox(Looking(), 1, 20, OutboxFile(tmp_path, "a0", "r1"), 1 << 20)
+    await outbox.send_next()
+    in_the_file.append(peek_rows(file.path))
+    assert in_the_file == [[1, 2], []]
+    outbox.close()
 
 
 def test_what_was_written_is_found_by_the_next_life_and_what_was_removed_is_not(tmp_path: Path) -> None:
@@ -183,8 +218,28 @@ async def test_an_acknowledgement_that_got_lost_makes_a_duplicate_not_a_second_r
     assert (again.bytes, again.on_disk) == (0, set())
     assert core.store.counters["duplicates_refused"] == 2
     assert core.store.one("SELECT count(*) FROM rollouts") == 4
+    assert peek_rows(again._file.path) == []  # acknowledged, so gone from the disk
     again.close()
     core.store.close()
+
+
+async def test_a_put_takes_groups_up_to_1024_samples(tmp_path: Path) -> None:
+    sent: list[Put] = []
+
+    class Listener:
+        async def call(self, request: Request, bulk: bytes = b"") -> tuple[Reply, bytes]:
+            assert isinstance(request, Put)
+            sent.append(request)
+            return Stored(len(request.heads), 0, [], []), b""
+
+    file = OutboxFile(tmp_path, "a0", "r1")
+    file.write([outcome(train(number, n=299)) for number in range(5)])  # and one failure each
+    file.close()
+    outbox = Outbox(Listener(), 1, 20, OutboxFile(tmp_path, "a0", "r1"), 1 << 20)
+    await outbox.send_next()
+    await outbox.send_next()
+    assert [(len(put.heads), len(put.failures)) for put in sent] == [(1196, 4), (299, 1)]
+    outbox.close()
 
 
 def parts(order: WorkOrder) -> tuple[Any, Any, Any]:

@@ -145,3 +145,17 @@ def test_a_terminal_shows_the_alarms_that_stand() -> None:
     screen.show({**VALUES, "metrics": {**VALUES["metrics"], "alarms": {"weight_mean": "the mean weight is 2.5"}}})
     screen.close()
     assert "ALARM weight_mean" in out.getvalue() and "the mean weight is 2.5" in out.getvalue()
+
+
+def test_what_a_process_said_cannot_move_the_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    hostile = "\x1b[2Jgone\rleeway: all is well\x9b"
+    screen, out = plain(monkeypatch, [0.0])
+    screen.say(hostile)
+    terminal = io.StringIO()
+    live = LiveScreen(Console(file=terminal, force_terminal=True, width=120), 240, Path("runs/demo"))
+    live.say(hostile)
+    live.show({**VALUES, "metrics": {**VALUES["metrics"], "alarms": {hostile: hostile}}})
+    live.close()
+    assert out.getvalue() == "leeway: ?[2Jgone?leeway: all is well?\n"
+    assert "?[2Jgone?leeway: all is well?" in terminal.getvalue()
+    assert "\x1b[2J" not in terminal.getvalue() and "\x9b" not in terminal.getvalue()

@@ -1,9 +1,13 @@
 """A real daemon over real ZeroMQ, with light clients."""
 
+import time
 from pathlib import Path
+
+import msgpack
 
 from tests.support.replay import DaemonThread, LightActor, LightLearner, make_config, stats
 from wire.messages import Done, Leased
+from wire.sockets import Dealer
 
 
 def test_a_whole_run(tmp_path: Path) -> None:
@@ -31,3 +35,19 @@ def test_a_whole_run(tmp_path: Path) -> None:
         assert daemon.error is None
         for client in (learner, *actors):
             client.close()
+
+
+def test_a_header_that_would_cost_memory_is_refused_and_counted(tmp_path: Path) -> None:
+    """600,000 empty lists where a message may hold anything: fewer than a reply may have, more than a request may."""
+    config = make_config(tmp_path)
+    with DaemonThread(config) as daemon:
+        dealer = Dealer(daemon.endpoint)
+        header = msgpack.packb([7, {"type": "hello", "role": "actor", "name": "a0", "protocol": 1, "shared": {"a": [[]] * 600_000}}])
+        while not dealer.send([header, b""]):
+            dealer.wait(0.05)
+        deadline = time.monotonic() + 10
+        while not stats(daemon.endpoint)["counters"].get("messages_refused"):
+            assert time.monotonic() < deadline
+        dealer.wait(0.2)
+        assert dealer.receive() is None  # its number was not read
+        dealer.close()

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from replay.books import books, imbalance
+from replay.handlers import arrive
 from replay.watchdog import awaited
 from tests.replay.conftest import Stage
 from tests.support.replay import notice, rollout
 from wire.errors import ProtocolError, TryAgainError
-from wire.messages import Commit, Done, Leased, NotYet, PutAnchors, Unscored
+from wire.messages import Commit, Done, Lease, Leased, NotYet, Pull, PutAnchors, Unscored
 
 
 def states(stage: Stage) -> dict[str, str]:
@@ -312,3 +313,11 @@ def test_a_missing_anchor_says_so(stage: Stage) -> None:
     assert stage.rows("SELECT source, old, old_digest FROM spans WHERE rollout_id = 't0000000.1.0'") == [("missing", None, None)]
     leased = learner.lease()
     assert (leased.anchors[0].source, leased.anchors[0].count, len(learner.bulk)) == ("missing", 0, 4 * 4 * (4 + 6) + 36)
+
+
+@pytest.mark.parametrize(("order_lease_s", "asked", "waits"), [(600.0, 1e9, 30.0), (600.0, 12.5, 12.5), (60.0, 1e9, 20.0), (600.0, -1.0, 0.0)])
+def test_a_request_waits_as_long_as_it_asks_at_most_30_s_and_a_third_of_a_lease(make_stage: Callable[..., Stage], order_lease_s: float,
+                                                                                asked: float, waits: float) -> None:
+    core = make_stage(replay={"order_lease_s": order_lease_s}).core
+    for request in (Pull(1, 0, 1, asked, []), Lease(1, 0, asked)):
+        assert arrive(core, b"", 1, request, b"").deadline - core.now == waits

@@ -1,6 +1,7 @@
 """Group commit, the chain, faults of the storage, memory rebuilt from tables."""
 
 import json
+import resource
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Any
 import pytest
 
 from replay.ledger import FIRST, row_hash
+from replay.metrics import MetricsFile
 from replay.store import MAX_PENDING_BYTES, Storage, Store
 from tests.replay.conftest import Stage
 from tests.support.replay import DaemonThread, LightActor, LightLearner, make_config, rollout
 from wire.digest import digest
 from wire.errors import StoreError
-from wire.messages import Hello, SampleFailure
+from wire.messages import Commit, Hello, SampleFailure
 from wire.record import Failed
 
 
@@ -253,3 +255,40 @@ def test_metrics_lines_that_a_crash_kept_back_are_appended_once(tmp_path: Path) 
             pass
         assert lines() == [1, 2, 3]
         assert path.read_bytes().splitlines(keepends=True) == whole
+
+
+def test_a_full_disk_keeps_a_metrics_line_back_and_leaves_no_half_of_it(tmp_path: Path) -> None:
+    """The file may grow by 10 bytes: the first write is cut short, the next one fails."""
+    file = MetricsFile(tmp_path)
+    file.append(['{"update": 1}'])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (24, before[1]))
+    try:
+        with pytest.raises(StoreError, match="metrics.jsonl cannot be written: File too large; the update is committed, and its line is "
+                                             "written at the next start"):
+            file.append(['{"update": 2}'])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert file.path.read_text() == '{"update": 1}\n'
+
+
+def test_a_metrics_line_that_could_not_be_written_ends_replay_and_comes_at_the_next_start(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    path = tmp_path / "runs/test/metrics.jsonl"
+    with DaemonThread(config) as daemon:
+        learner, actor = LightLearner(daemon.endpoint, config), LightActor(daemon.endpoint, config)
+        actor.pull(want=0)
+        actor.work()
+        leased = learner.lease(wait_s=2.0)
+        path.mkdir()
+        with pytest.raises(TimeoutError):
+            record, bulk, notice = learner.record(leased)
+            learner.client.call(Commit(learner.epoch, record, notice), bulk, timeout_s=2.0)
+        learner.close()
+        actor.close()
+    assert isinstance(daemon.error, StoreError)
+    assert "metrics.jsonl cannot be written: Is a directory; the update is committed" in str(daemon.error)
+    path.rmdir()
+    with DaemonThread(config):
+        pass
+    assert [json.loads(line)["update"] for line in path.read_text().splitlines()] == [1]

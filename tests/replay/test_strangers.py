@@ -12,7 +12,7 @@ from replay import daemon as daemon_module
 from replay.client import BlockingClient
 from tests.support.keys import KeyRing, for_another_server, unlisted
 from tests.support.replay import DaemonThread, LightActor, LightLearner, make_config, stats
-from wire.codec import encode
+from wire.codec import Limits, encode
 from wire.errors import ConfigError, RefusedError, TryAgainError
 from wire.keys import ALLOWED, ClientKeys, make_keys
 from wire.messages import PROTOCOL, Hello, Leased, Note, Pull, Stats, Welcome
@@ -33,9 +33,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     real = daemon_module.decode
 
-    def counting(frames: list[bytes]) -> object:
+    def counting(frames: list[bytes], limits: Limits) -> object:
         sizes.append(sum(map(len, frames)))
-        return real(frames)
+        return real(frames, limits)
 
     monkeypatch.setattr(daemon_module, "decode", counting)
     return sizes

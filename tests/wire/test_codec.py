@@ -1,6 +1,8 @@
 """What goes through the codec comes back; anything else is a ProtocolError."""
 
 import random
+import re
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -10,7 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from wire.codec import MAX_DEPTH, bulk_size, decode, encode, join, split
+from wire import messages as messages_module
+from wire import record as record_module
+from wire.codec import MAX_DEPTH, REPLY, REQUEST, _untyped, bulk_size, decode, encode, join, split
 from wire.errors import ProtocolError
 from wire.messages import (
     AnchorHead,
@@ -61,6 +65,7 @@ from wire.record import (
     WorkOrder,
     pack_payload,
 )
+from wire.scan import more_items_than
 
 SAMPLING = Sampling(1.0, 8)
 NOTICE = VersionNotice(3, "weights/v000003", "a" * 64, "b" * 64)
@@ -202,8 +207,117 @@ def test_a_number_that_the_store_cannot_hold_is_refused_at_any_depth(depth: int)
 
 
 def test_one_level_beyond_the_deepest_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="nested deeper than 16"):
+    with pytest.raises(ProtocolError, match="nested deeper than 14"):
         decode(body(type="statsreply", values={"a": nested(13)}))
+
+
+@pytest.mark.parametrize("value", [b"\xc4\x01a", b"\xd4\x05a", b"\xd6\xff\0\0\0\0"], ids=["bytes", "extension", "timestamp"])
+@pytest.mark.parametrize("kind", [b"\xaastatsreply\xa6values\x81\xa1a", b"\xa5hello\xa4role\xa5actor\xa4name\xa1a\xa8protocol\x01\xa6shared\x81\xa1a"])
+def test_a_part_without_a_type_holds_what_json_can_hold(kind: bytes, value: bytes) -> None:
+    fields = b"\x82" if kind.startswith(b"\xaa") else b"\x85"
+    decode([b"\x92\x07" + fields + b"\xa4type" + kind + b"\xa1a", b""])
+    with pytest.raises(ProtocolError, match="a value of type"):
+        decode([b"\x92\x07" + fields + b"\xa4type" + kind + value, b""])
+
+
+def test_every_part_without_a_type_is_looked_at() -> None:
+    """A number that the store cannot hold, in each place where msgspec would let anything pass."""
+    big = {"a": {"b": 2**63}}
+    record = {name: msgspec.structs.replace(RECORD, **{name: [big] if name == "steps" else big}) for name in ("steps", "state", "metrics")}
+    order = msgspec.structs.replace(ORDER, columns=big)
+    messages = [Hello("actor", "a0", 1, big), StatsReply(big), Work([ORDER, order], None, False),
+                *(Commit(4, one, None) for one in record.values()), *(Recalled(one, [], [], []) for one in record.values())]
+    for message in messages:
+        assert big in list(_untyped(message)) or [big] in list(_untyped(message))
+        with pytest.raises(ProtocolError, match="a number above 9223372036854775807"):
+            decode(encode(1, message))
+    free = re.findall(r"^    (\w+): .*\bAny\b", Path(messages_module.__file__).read_text() + Path(record_module.__file__).read_text(), re.MULTILINE)
+    assert sorted(free) == ["columns", "metrics", "shared", "state", "steps", "values"]
+
+
+@pytest.mark.parametrize("message", [Pull(2**63, 0, 1, 0.0, []), Pull(0, 0, 2**63, 0.0, []), Rows([msgspec.structs.replace(HEAD, sample=2**64 - 1)]),
+                                     Put(1, [msgspec.structs.replace(HEAD, spans=(Span(0, 0, 2**63),))], [""], [])])
+def test_a_number_that_the_store_cannot_hold_is_refused_where_a_number_belongs(message: Any) -> None:
+    with pytest.raises(ProtocolError, match="a number above 9223372036854775807"):
+        decode(encode(1, message))
+
+
+def test_text_that_looks_like_a_large_number_is_text() -> None:
+    frames = encode(1, Note(1, "\u03c0", "\u03c0 = 3.14, \u03ff"))
+    assert frames[0].count(b"\xcf\x80") == 2
+    assert decode(frames)[1] == Note(1, "\u03c0", "\u03c0 = 3.14, \u03ff")
+
+
+def count(tree: Any) -> int:
+    """Values and keys, the slow way."""
+    if isinstance(tree, list):
+        return 1 + sum(map(count, tree))
+    return 1 + sum(1 + count(value) for value in tree.values()) if isinstance(tree, dict) else 1
+
+
+TREES = st.recursive(st.none() | st.booleans() | st.integers(-2**63, 2**64 - 1) | st.floats() | st.text(max_size=40) | st.binary(max_size=40),
+                     lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.text(max_size=40), inner, max_size=20))
+
+
+@given(TREES)
+@example("a" * 40_000)
+@example("a" * 70_000)
+@example(b"a" * 40_000)
+@example(b"a" * 70_000)
+@example([0] * 70_000)
+@example({str(number): number for number in range(70_000)})
+@settings(max_examples=200)
+def test_items_are_counted_without_building_them(tree: Any) -> None:
+    text, items = msgpack.packb(tree), count(tree)
+    assert not more_items_than(items, text)
+    assert more_items_than(items - 1, text)
+
+
+def test_extensions_are_one_item_each() -> None:
+    text = msgpack.packb([msgpack.ExtType(1, bytes(size)) for size in (1, 2, 3, 4, 8, 16, 300, 70_000)])
+    assert (more_items_than(8, text), more_items_than(9, text)) == (True, False)
+
+
+def filled(size: int) -> bytes:
+    """A Note of `size` bytes."""
+    return encode(1, Note(1, "", "a" * (size - len(encode(1, Note(1, "", "a" * 70_000))[0]) + 70_000)))[0]
+
+
+def test_the_limits_of_a_header() -> None:
+    assert (REQUEST, REPLY) == ((16_777_216, 524_288), (67_108_864, 8_388_608))
+    whole = filled(16_777_216)
+    assert len(whole) == 16_777_216
+    decode([whole, b""], REQUEST)
+    with pytest.raises(ProtocolError, match="message too large: 16777217"):
+        decode([filled(16_777_215) + b"aa", b""], REQUEST)
+    with pytest.raises(ProtocolError, match="Note is too large to send: 16777217"):
+        filled(16_777_217)
+    encode(1, NotYet("a" * 20_000_000))  # a reply may be larger
+    with pytest.raises(ProtocolError, match="NotYet is too large to send"):
+        encode(1, NotYet("a" * 67_108_864))
+    held = [""] * 524_272 + ["a" * 40]  # besides: envelope, number, message, 6 names, 6 values
+    assert decode(encode(1, Pull(1, 1, 1, 1.0, held)), REQUEST)[0] == 1
+    more = b"\x92\x01" + msgpack.packb({"type": "pull", "epoch": 1, "confirmed": 1, "want": 1, "wait_s": 1.0, "holding": [*held, ""]})
+    assert decode([more, b""])[0] == 1
+    with pytest.raises(ProtocolError, match="message too large: more than 524288 items"):
+        decode([more, b""], REQUEST)
+    with pytest.raises(ProtocolError, match="Pull is too large to send: more than 524288 items"):
+        encode(1, Pull(1, 1, 1, 1.0, [*held, ""]))
+
+
+def test_the_largest_honest_requests_fit() -> None:
+    """A group of 1,024 whose failures have the longest detail, sampled under four versions; an update of 16,384 rollouts."""
+    spans = tuple(Span(1000 + i, 30_000 * i, 30_000 * (i + 1)) for i in range(4))
+    name = "t1000000.3.1000"
+    head = msgspec.structs.replace(HEAD, rollout_id=name, spans=spans, fingerprint="f" * 16, started=1.5, finished=2.5, engine_seconds=0.5,
+                                   verdict=Failed("x" * 300, "\u4e00" * 2000, "package.module:function", 1.5))
+    assert len(encode(1, Put(1, [head] * 1024, ["e" * 64] * 1024, []))[0]) < 9_000_000
+    lengths = [30_000] * 16_384
+    record = msgspec.structs.replace(RECORD, group_ids=["t1000000.3"] * 1024, rollout_ids=[name] * 16_384, response_lens=lengths,
+                                     steps=[{"rows": [list(range(1000, 1000 + 16_384))], "loss": 0.5}], greedy_rewards=[0.5] * 1024)
+    assert len(encode(1, Commit(1, record, NOTICE))[0]) < 1_000_000
+    anchor = AnchorHead(name, 1, 1000, "snapshot", "b" * 64, '{"kind": "cpu", "threads": 1}', ScoringPlan(64, 64, 5), 30_000)
+    assert len(encode(1, PutAnchors(1, [anchor] * 16_384))[0]) < 6_000_000
 
 
 def test_the_number_of_a_request_that_is_not_understood_is_kept() -> None:

@@ -1,6 +1,7 @@
 """A version's files: what is written is what is read, and every kind of damage is named."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,28 @@ def test_round_trip(tmp_path: Path) -> None:
     assert (manifest.version, manifest.parent, manifest.probe) == (3, 2, PROBE)
     assert manifest.tensors["a.weight"].shape == [2, 3] and manifest.tensors["a.weight"].dtype == "F32"
     assert sorted(p.name for p in (tmp_path / "weights").iterdir()) == ["v000003"]
+
+
+def test_all_of_a_version_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was flushed, with its size at that moment, and when the folder was renamed."""
+    seen: list[tuple[str, str, int]] = []
+    flush, rename = os.fsync, Path.rename
+
+    def watched_flush(handle: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        seen.append(("flushed", str(path.relative_to(tmp_path)), path.stat().st_size if path.is_file() else len(list(path.iterdir()))))
+        flush(handle)
+
+    def watched_rename(path: Path, target: Path) -> Path:
+        seen.append(("renamed", str(path.relative_to(tmp_path)), 0))
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", watched_flush)
+    monkeypatch.setattr(Path, "rename", watched_rename)
+    folder = tmp_path / make_version(tmp_path).path
+    sizes = [(folder / name).stat().st_size for name in (FILE, MANIFEST)]
+    assert seen == [("flushed", "weights/staged/model.safetensors", sizes[0]), ("flushed", "weights/staged/manifest.json", sizes[1]),
+                    ("flushed", "weights/staged", 2), ("renamed", "weights/staged", 0), ("flushed", "weights", 1)]
 
 
 def test_digest_ignores_layout_but_not_names_or_values(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from wire import process
-from wire.errors import ConfigError, RefusedError, StoreError, TryAgainError
+from wire.errors import ConfigError, RefusedError, RunError, StoreError, TryAgainError
+from wire.text import printable, printable_lines
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,6 +42,42 @@ def test_exit_codes(raised: BaseException | None, code: int, line: str, capsys: 
     finally:
         signal.signal(signal.SIGTERM, before)
     assert capsys.readouterr().err == line
+
+
+HOSTILE = "a\x1b[31mb\rc\x07\u202ed\x9be\nf\ud800 \u4e00"
+SHOWN = "a?[31mb?c??d?e?f? \u4e00"
+
+
+def test_what_a_peer_says_reaches_a_terminal_as_one_harmless_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert printable(HOSTILE) == SHOWN
+    assert printable_lines("one\ntwo\r") == "one\ntwo?"
+    before, handlers = logging.root.level, logging.root.handlers[:]
+    try:
+        process.set_up_logging("replay", "INFO", tmp_path)
+        logging.getLogger("replay.x").warning("actor %s: %s", "a0", HOSTILE)
+        try:
+            raise ValueError(HOSTILE)
+        except ValueError:
+            logging.getLogger("replay.x").exception("it failed")
+    finally:
+        logging.basicConfig(level=before, handlers=handlers, force=True)
+    shown = capsys.readouterr().err
+    assert shown.splitlines()[0].endswith(f"replay WARNING actor a0: {SHOWN}")
+    assert f"ValueError: {SHOWN.replace('?f', chr(10) + 'f')}" in shown
+    assert all(line.isprintable() for line in shown.split("\n"))
+    written = (tmp_path / "logs/replay.jsonl").read_bytes()
+    assert not set(written) & {0x1B, 0x0D, 0x07}
+    assert json.loads(written.splitlines()[0])["message"] == f"actor a0: {HOSTILE}"
+    signals = signal.getsignal(signal.SIGTERM)
+
+    def refused() -> None:
+        raise RunError(HOSTILE)
+
+    try:
+        process.run_main(refused)
+    finally:
+        signal.signal(signal.SIGTERM, signals)
+    assert capsys.readouterr().err == f"leeway: the run cannot go on: {SHOWN}\n"
 
 
 def test_what_is_not_ours_is_not_hidden() -> None:

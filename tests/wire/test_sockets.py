@@ -59,6 +59,52 @@ def test_an_old_libzmq_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         check_libzmq()
 
 
+@pytest.mark.parametrize("kind", [Router, Dealer])
+def test_no_socket_is_opened_with_an_old_libzmq(monkeypatch: pytest.MonkeyPatch, kind: type) -> None:
+    monkeypatch.setattr(zmq, "zmq_version_info", lambda: (4, 3, 4))
+    with pytest.raises(ConfigError, match="install pyzmq with libzmq 4.3.5"):
+        kind("tcp://127.0.0.1:0")
+
+
+async def test_an_address_of_ipv6_is_bound_and_reached() -> None:
+    router = Router("tcp://[::1]:*")
+    assert router.endpoint.startswith("tcp://[::1]:")
+    dealer = Dealer(router.endpoint)
+    while not dealer.send([b"header", b"bulk"]):
+        dealer.wait(0.05)
+    assert (await take(router)).frames == [b"header", b"bulk"]
+    dealer.close()
+    router.close()
+
+
+def test_loopback_of_ipv6_is_that_address_alone() -> None:
+    for endpoint in ("tcp://[::]:5757", "tcp://[fe80::1]:5757", "tcp://[::ffff:10.0.0.1]:5757", "tcp://[::2]:5757"):
+        with pytest.raises(ConfigError):
+            Router(endpoint)
+
+
+async def test_a_frame_above_the_largest_message_ends_the_connection_before_it_is_read(router: Router) -> None:
+    """By hand, as libzmq would send it: greeting, READY, then a frame that announces one byte too many."""
+    largest = (64 << 20) + (1 << 30) + 4
+    for announced, ends in ((largest + 1, True), (largest, False)):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(router.endpoint.rpartition(":")[2]))
+        writer.write(b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(48))
+        writer.write(b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06DEALER")
+        await reader.readexactly(64)
+        writer.write(b"\x02" + announced.to_bytes(8, "big") + b"x")
+        try:
+            async with asyncio.timeout(0.5):
+                while await reader.read(1000):
+                    pass
+            ended = True
+        except ConnectionResetError:
+            ended = True
+        except TimeoutError:
+            ended = False
+        assert ended == ends
+        writer.close()
+
+
 async def test_a_reply_to_nobody_is_said_so(router: Router) -> None:
     assert router.send(b"nobody", [b"a", b"b"]) is False
 
