@@ -137,7 +137,7 @@ def _seq(header: bytes) -> int | None:
 
 
 def _check_nodes(level: Iterable[Any], depth: int) -> None:
-    """Text, numbers, true, false, null, lists, and maps with keys of text; no number that the store cannot hold; not too deep. ValueError."""
+    """Text, numbers, true, false, null, lists, maps with keys of text; no number that the store cannot hold; not too deep. ValueError."""
     for _ in range(depth):
         deeper: list[Any] = []
         for node in level:

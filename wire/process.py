@@ -105,10 +105,10 @@ def check_packages() -> None:
 class _ScreenLines(logging.Formatter):
     """Whatever was logged, and whoever sent it: one line that a terminal can show."""
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+    def formatMessage(self, record: logging.LogRecord) -> str:
         return printable(super().formatMessage(record))
 
-    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
+    def formatException(self, ei: Any) -> str:
         return printable_lines(super().formatException(ei))
 
 

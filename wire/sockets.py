@@ -147,7 +147,7 @@ class Router:
             if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 return False
             raise
-        if watched:
+        if tracker is not None and watched:
             self._large.setdefault(account, []).append((len(message), tracker))
         return True
 

@@ -1,6 +1,6 @@
-"""Finds, in Python source, what turns bytes or names from elsewhere into running code. By syntax tree, so comments and strings do not count.
+"""Finds, in Python source, what turns bytes or names from elsewhere into running code.
 
-Any reference counts, not only a call: `f = torch.load` is found where it stands.
+By syntax tree, so comments and strings do not count. Any reference counts, not only a call: `f = torch.load` is found where it stands.
 """
 
 import ast
@@ -18,8 +18,8 @@ NAMES = {"yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.unsafe_load_all
          "runpy.run_module", "runpy.run_path", "pkgutil.resolve_name", "pydoc.locate", "types.FunctionType", "types.CodeType",
          "os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "asyncio.create_subprocess_shell"}
 METHODS = {"recv_pyobj", "send_pyobj", "load_checkpoint", "broadcast_object_list", "all_gather_object", "gather_object",
-           "scatter_object_list", "send_object_list", "recv_object_list", "read_pickle", "to_pickle", "exec_module", "enable_load_extension",
-           "load_extension"}
+           "scatter_object_list", "send_object_list", "recv_object_list", "read_pickle", "to_pickle", "exec_module",
+           "enable_load_extension", "load_extension"}
 """Of whatever object, and imported from wherever: zmq's and torch.distributed's pickle, DeepSpeed's load_checkpoint unpickles."""
 UNLESS = {"torch.load": ("weights_only", True), "torch.serialization.load": ("weights_only", True), "numpy.load": ("allow_pickle", False),
           "numpy.lib.npyio.load": ("allow_pickle", False)}

@@ -212,7 +212,8 @@ def test_one_level_beyond_the_deepest_is_refused() -> None:
 
 
 @pytest.mark.parametrize("value", [b"\xc4\x01a", b"\xd4\x05a", b"\xd6\xff\0\0\0\0"], ids=["bytes", "extension", "timestamp"])
-@pytest.mark.parametrize("kind", [b"\xaastatsreply\xa6values\x81\xa1a", b"\xa5hello\xa4role\xa5actor\xa4name\xa1a\xa8protocol\x01\xa6shared\x81\xa1a"])
+@pytest.mark.parametrize("kind", [b"\xaastatsreply\xa6values\x81\xa1a",
+                                  b"\xa5hello\xa4role\xa5actor\xa4name\xa1a\xa8protocol\x01\xa6shared\x81\xa1a"])
 def test_a_part_without_a_type_holds_what_json_can_hold(kind: bytes, value: bytes) -> None:
     fields = b"\x82" if kind.startswith(b"\xaa") else b"\x85"
     decode([b"\x92\x07" + fields + b"\xa4type" + kind + b"\xa1a", b""])
@@ -231,11 +232,13 @@ def test_every_part_without_a_type_is_looked_at() -> None:
         assert big in list(_untyped(message)) or [big] in list(_untyped(message))
         with pytest.raises(ProtocolError, match="a number above 9223372036854775807"):
             decode(encode(1, message))
-    free = re.findall(r"^    (\w+): .*\bAny\b", Path(messages_module.__file__).read_text() + Path(record_module.__file__).read_text(), re.MULTILINE)
+    source = Path(messages_module.__file__).read_text() + Path(record_module.__file__).read_text()
+    free = re.findall(r"^    (\w+): .*\bAny\b", source, re.MULTILINE)
     assert sorted(free) == ["columns", "metrics", "shared", "state", "steps", "values"]
 
 
-@pytest.mark.parametrize("message", [Pull(2**63, 0, 1, 0.0, []), Pull(0, 0, 2**63, 0.0, []), Rows([msgspec.structs.replace(HEAD, sample=2**64 - 1)]),
+@pytest.mark.parametrize("message", [Pull(2**63, 0, 1, 0.0, []), Pull(0, 0, 2**63, 0.0, []),
+                                     Rows([msgspec.structs.replace(HEAD, sample=2**64 - 1)]),
                                      Put(1, [msgspec.structs.replace(HEAD, spans=(Span(0, 0, 2**63),))], [""], [])])
 def test_a_number_that_the_store_cannot_hold_is_refused_where_a_number_belongs(message: Any) -> None:
     with pytest.raises(ProtocolError, match="a number above 9223372036854775807"):
@@ -255,7 +258,8 @@ def count(tree: Any) -> int:
     return 1 + sum(1 + count(value) for value in tree.values()) if isinstance(tree, dict) else 1
 
 
-TREES = st.recursive(st.none() | st.booleans() | st.integers(-2**63, 2**64 - 1) | st.floats() | st.text(max_size=40) | st.binary(max_size=40),
+LEAVES = st.none() | st.booleans() | st.integers(-2**63, 2**64 - 1) | st.floats() | st.text(max_size=40) | st.binary(max_size=40)
+TREES = st.recursive(LEAVES,
                      lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.text(max_size=40), inner, max_size=20))
 
 
