@@ -288,7 +288,7 @@ def filled(size: int) -> bytes:
 
 
 def test_the_limits_of_a_header() -> None:
-    assert (REQUEST, REPLY) == ((16_777_216, 524_288), (67_108_864, 8_388_608))
+    assert (REQUEST, REPLY) == ((16_777_216, 1_048_576), (67_108_864, 8_388_608))
     whole = filled(16_777_216)
     assert len(whole) == 16_777_216
     decode([whole, b""], REQUEST)
@@ -299,18 +299,19 @@ def test_the_limits_of_a_header() -> None:
     encode(1, NotYet("a" * 20_000_000))  # a reply may be larger
     with pytest.raises(ProtocolError, match="NotYet is too large to send"):
         encode(1, NotYet("a" * 67_108_864))
-    held = [""] * 524_272 + ["a" * 40]  # besides: envelope, number, message, 6 names, 6 values
+    held = [""] * 1_048_560 + ["a" * 40]  # besides: envelope, number, message, 6 names, 6 values
     assert decode(encode(1, Pull(1, 1, 1, 1.0, held)), REQUEST)[0] == 1
     more = b"\x92\x01" + msgpack.packb({"type": "pull", "epoch": 1, "confirmed": 1, "want": 1, "wait_s": 1.0, "holding": [*held, ""]})
     assert decode([more, b""])[0] == 1
-    with pytest.raises(ProtocolError, match="message too large: more than 524288 items"):
+    with pytest.raises(ProtocolError, match="message too large: more than 1048576 items"):
         decode([more, b""], REQUEST)
-    with pytest.raises(ProtocolError, match="Pull is too large to send: more than 524288 items"):
+    with pytest.raises(ProtocolError, match="Pull is too large to send: more than 1048576 items"):
         encode(1, Pull(1, 1, 1, 1.0, [*held, ""]))
 
 
 def test_the_largest_honest_requests_fit() -> None:
-    """A group of 1,024 whose failures have the longest detail, sampled under four versions; an update of 16,384 rollouts."""
+    """A group of 1,024 whose failures have the longest detail, sampled under four versions; an update of 16,384 rollouts; 32,768
+    spans that were scored at once."""
     spans = tuple(Span(1000 + i, 30_000 * i, 30_000 * (i + 1)) for i in range(4))
     name = "t1000000.3.1000"
     head = msgspec.structs.replace(HEAD, rollout_id=name, spans=spans, fingerprint="f" * 16, started=1.5, finished=2.5, engine_seconds=0.5,
@@ -321,7 +322,7 @@ def test_the_largest_honest_requests_fit() -> None:
                                      steps=[{"rows": [list(range(1000, 1000 + 16_384))], "loss": 0.5}], greedy_rewards=[0.5] * 1024)
     assert len(encode(1, Commit(1, record, NOTICE))[0]) < 1_000_000
     anchor = AnchorHead(name, 1, 1000, "snapshot", "b" * 64, '{"kind": "cpu", "threads": 1}', ScoringPlan(64, 64, 5), 30_000)
-    assert len(encode(1, PutAnchors(1, [anchor] * 16_384))[0]) < 6_000_000
+    assert len(encode(1, PutAnchors(1, [anchor] * 32_768))[0]) < 11_000_000
 
 
 def test_the_number_of_a_request_that_is_not_understood_is_kept() -> None:
