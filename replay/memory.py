@@ -1,7 +1,7 @@
 """Replay's memory, as a person should hear of it when it grows beyond all that it does itself.
 
-A peer may send a message of any number of frames, and ZeroMQ keeps what has come of it until it is complete, unseen by us, or its connection
-ends. There is no limit that would stop that (docs/wire-format.md, Security).
+A peer may send a message of any number of frames, and ZeroMQ keeps what has come of it until it is complete, unseen by us, or its
+connection ends. There is no limit that would stop that (docs/wire-format.md, Security).
 """
 
 import os
@@ -29,5 +29,5 @@ class MemoryWatch:
         if found < self._next:
             return None
         self._next = 2 * found
-        return (f"replay has {found / GIB:.1f} GiB of memory: a very large update, or a peer that sends a message without end. Replay may be "
-                "stopped and started again with --resume: nothing that was acknowledged is lost, and what was not complete goes")
+        return (f"replay has {found / GIB:.1f} GiB of memory: a very large update, or a peer that sends a message without end. Replay may "
+                "be stopped and started again with --resume: nothing that was acknowledged is lost, the unfinished message is")

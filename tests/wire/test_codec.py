@@ -323,6 +323,8 @@ def test_the_largest_honest_requests_fit() -> None:
     assert len(encode(1, Commit(1, record, NOTICE))[0]) < 1_000_000
     anchor = AnchorHead(name, 1, 1000, "snapshot", "b" * 64, '{"kind": "cpu", "threads": 1}', ScoringPlan(64, 64, 5), 30_000)
     assert len(encode(1, PutAnchors(1, [anchor] * 32_768))[0]) < 11_000_000
+    heads = [msgspec.structs.replace(head, spans=spans[:2], verdict=Scored(1.0, "", "package.module:function", 1.5))] * 32_768
+    assert len(encode(1, Leased(1, ["t1000000.3"] * 1024, heads, [anchor] * 65_536))[0]) < 45_000_000
 
 
 def test_the_number_of_a_request_that_is_not_understood_is_kept() -> None:
