@@ -10,6 +10,7 @@ from replay import retention
 from replay.backlog import Backlog
 from replay.core import Core
 from replay.handlers import Call, arrive, handle
+from replay.memory import MemoryWatch
 from replay.metrics import MetricsFile
 from replay.watchdog import Watchdog
 from wire.codec import REQUEST, decode, encode
@@ -47,6 +48,7 @@ class Daemon:
         self.core, self.router, self.crash_point = core, router, crash_point
         self.metrics = MetricsFile(core.run_dir)
         self.watchdog = Watchdog(core, core.config.logging.watchdog_s)
+        self.memory = MemoryWatch()
         self.parked: list[Call] = []
         self.replies: deque[Answered] = deque()
         self.backlog = Backlog(core, self.under_way)
@@ -145,6 +147,9 @@ class Daemon:
             if strangers := self.router.strangers():
                 self.core.begin().count("strangers_refused", strangers)
                 log.warning("%d handshakes or messages refused: somebody without a key on the list, or without ours", strangers)
+            if grown := self.memory.look():
+                self.core.begin().count("memory_warnings")
+                log.warning(grown)
             self.watchdog.look()
 
     def answer_parked(self) -> None:

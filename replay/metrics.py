@@ -65,8 +65,8 @@ class MetricsFile:
                     file.truncate(size)
                     raise
         except OSError as error:
-            raise StoreError(f"{self.path} cannot be written: {error.strerror}; the update is committed, and its line is written at the next "
-                             "start") from None
+            raise StoreError(f"{self.path} cannot be written: {error.strerror}; the update is committed, and its line is written at the "
+                             "next start") from None
 
     def recover(self, store: Store) -> None:
         """Cut a half-written last line, and append the lines of committed updates that are not in the file."""

@@ -12,6 +12,12 @@ ALLOWED = {
     # DeepSpeed's loader unpickles. Only on our own checkpoint, after `read` found the same owner, no write access for others, and every
     # digest as written.
     "learner/checkpoint.py": ["load_checkpoint"],
+    # The user's reward function, by the name in the user's own config; no name comes from a peer.
+    "verifier/resolve.py": ["importlib.import_module"],
+    # SGLang's own launcher, by its name as it stands there, in a process that the actor starts for it.
+    "actor/engine_launch.py": ["import runpy", "runpy.run_module"],
+    # The `sitecustomize` of this Python, which it would have run without ours.
+    "actor/cpu_shim/sitecustomize.py": ["exec_module"],
     # The bench's own children, on its own machine: no byte of a peer's.
     "scripts/bench/ingest.py": ["import multiprocessing"],
 }
@@ -28,6 +34,25 @@ PLANTED = [
     "import numpy as np\nnp.load(x, allow_pickle=True)", "import numpy as np\nnp.load(x, None, True)",
     "import pandas\npandas.read_pickle(x)", "socket.recv_pyobj()", "socket.send_pyobj(x)", "engine.load_checkpoint(x)",
     "import torch.distributed as dist\ndist.broadcast_object_list(x)", "def f():\n    import pickle",
+    "import torch\ntorch.serialization.load(x)", "import torch\nf = torch.load\nf(x)", "import torch\nf = [torch.load]",
+    "import torch\nt = torch\nt.load(x)",
+    "from torch.serialization import load", "from torch import *", "import numpy\nf = numpy.load", "import torch\nf = torch.jit.load",
+    "A.from_pretrained(x, trust_remote_code=True)", "A.from_pretrained(x, trust_remote_code=flag)", "f(**{'trust_remote_code': True})",
+    "import runpy\nrunpy.run_module('x')", "from runpy import run_path", "import code", "import imp",
+    "from torch.distributed import broadcast_object_list", "from torch.distributed import gather_object", "f = dist.gather_object",
+    "from torch.distributed import all_gather_object", "from torch.distributed import scatter_object_list as s",
+    "getattr(dist, 'gather_object')",
+    "import torch.distributed.rpc", "from torch.distributed import rpc", "import torch\ntorch.distributed.rpc.init_rpc(x)",
+    "import torch.multiprocessing as mp", "from torch import multiprocessing", "import torch\ntorch.hub.load(x)",
+    "import importlib\nimportlib.import_module(name)", "from importlib import import_module",
+    "import importlib\nf = importlib.import_module",
+    "from importlib.util import spec_from_file_location", "spec.loader.exec_module(module)", "import pydoc\npydoc.locate(x)",
+    "from multiprocessing import Queue", "from multiprocessing.connection import Client",
+    "from concurrent.futures import ProcessPoolExecutor",
+    "f = socket.recv_pyobj", "import subprocess\nsubprocess.run(x, shell=True)", "import subprocess\nsubprocess.Popen(x, shell=flag)",
+    "import os\nos.system(x)", "import os\nos.popen(x)", "from os import system", "import subprocess\nsubprocess.getoutput(x)",
+    "import asyncio\nasyncio.create_subprocess_shell(x)", "import types\ntypes.FunctionType(x, y)", "from builtins import eval as e",
+    "__builtins__['eval']", "import logging.config", "db.enable_load_extension(True)", "import pandas\nf = pandas.DataFrame.to_pickle",
 ]
 HARMLESS = [
     "model.eval()", "config.eval.samples", "class C:\n    eval: int = 1", "# pickle\nx = 'import pickle; eval(1)'",
@@ -35,7 +60,10 @@ HARMLESS = [
     "import torch\ntorch.load(x, weights_only=True)", "import numpy as np\nnp.load(x)",
     "import numpy as np\nnp.load(x, allow_pickle=False)",
     "import yaml\nyaml.safe_load(x)", "json.loads(x)", "import re\nre.compile('x')", "from re import compile\ncompile('x')",
-    "file.load(x)", "from safetensors.torch import load",
+    "file.load(x)", "from safetensors.torch import load", "import importlib\nimportlib.import_module('json')",
+    "import torch\ntorch.save(x, y)",
+    "A.from_pretrained(x, trust_remote_code=False)", "import subprocess\nsubprocess.run([x], shell=False)", "import os\nos.execv(x, y)",
+    "import importlib.util\nimportlib.util.find_spec('x')", "x = {'trust_remote_code': False}", "import zmq\nsocket.recv(zmq.NOBLOCK)",
 ]
 
 

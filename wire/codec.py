@@ -31,11 +31,12 @@ class Limits(NamedTuple):
     items: int
 
 
-REQUEST = Limits(16 << 20, 1 << 19)
-"""Anyone may send one. The largest honest ones: a PutAnchors of a lease of 16,384 rollouts, a Put of one group of 1,024 whose failures
-all have the longest detail (`actor/outbox.py` adds no further group to 1,024 samples)."""
+REQUEST = Limits(16 << 20, 1 << 20)
+"""Anyone may send one. The largest honest ones: a PutAnchors of 32,768 spans (a lease that lacks all its anchors, and up to 4,096
+rollouts more); a Put of one group of 1,024 whose verdicts all have the longest detail (`actor/outbox.py` adds no further group to 1,024
+samples)."""
 REPLY = Limits(64 << 20, 1 << 23)
-"""Only replay sends one. The largest: a lease of 65,536 rollouts with their anchors."""
+"""Only replay sends one. The largest: a lease of 32,768 rollouts with their anchors."""
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -137,7 +138,7 @@ def _seq(header: bytes) -> int | None:
 
 
 def _check_nodes(level: Iterable[Any], depth: int) -> None:
-    """Text, numbers, true, false, null, lists, and maps with keys of text; no number that the store cannot hold; not too deep. ValueError."""
+    """Text, numbers, true, false, null, lists, maps with keys of text; no number that the store cannot hold; not too deep. ValueError."""
     for _ in range(depth):
         deeper: list[Any] = []
         for node in level:

@@ -58,7 +58,8 @@ def test_an_actor_that_died_gets_its_name_again_and_a_second_one_another(tmp_pat
     try:
         first, second = start(), start()
         assert (first.rpartition("-")[2], second.rpartition("-")[2]) == ("0", "1")
-        assert first.rpartition("-")[0] == second.rpartition("-")[0] == "".join(c if c.isalnum() or c in ".-" else "-" for c in socket.gethostname())
+        host = "".join(c if c.isalnum() or c in ".-" else "-" for c in socket.gethostname())
+        assert first.rpartition("-")[0] == second.rpartition("-")[0] == host
         for killed, name in ((0, first), (1, second)):
             running[killed].kill()
             running[killed].wait()

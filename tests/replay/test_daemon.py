@@ -38,11 +38,11 @@ def test_a_whole_run(tmp_path: Path) -> None:
 
 
 def test_a_header_that_would_cost_memory_is_refused_and_counted(tmp_path: Path) -> None:
-    """600,000 empty lists where a message may hold anything: fewer than a reply may have, more than a request may."""
+    """1,100,000 empty lists where a message may hold anything: fewer than a reply may have, more than a request may."""
     config = make_config(tmp_path)
     with DaemonThread(config) as daemon:
         dealer = Dealer(daemon.endpoint)
-        header = msgpack.packb([7, {"type": "hello", "role": "actor", "name": "a0", "protocol": 1, "shared": {"a": [[]] * 600_000}}])
+        header = msgpack.packb([7, {"type": "hello", "role": "actor", "name": "a0", "protocol": 1, "shared": {"a": [[]] * 1_100_000}}])
         while not dealer.send([header, b""]):
             dealer.wait(0.05)
         deadline = time.monotonic() + 10

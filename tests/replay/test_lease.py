@@ -315,7 +315,8 @@ def test_a_missing_anchor_says_so(stage: Stage) -> None:
     assert (leased.anchors[0].source, leased.anchors[0].count, len(learner.bulk)) == ("missing", 0, 4 * 4 * (4 + 6) + 36)
 
 
-@pytest.mark.parametrize(("order_lease_s", "asked", "waits"), [(600.0, 1e9, 30.0), (600.0, 12.5, 12.5), (60.0, 1e9, 20.0), (600.0, -1.0, 0.0)])
+@pytest.mark.parametrize(("order_lease_s", "asked", "waits"), [(600.0, 1e9, 30.0), (600.0, 12.5, 12.5), (60.0, 1e9, 20.0),
+                                                               (600.0, -1.0, 0.0)])
 def test_a_request_waits_as_long_as_it_asks_at_most_30_s_and_a_third_of_a_lease(make_stage: Callable[..., Stage], order_lease_s: float,
                                                                                 asked: float, waits: float) -> None:
     core = make_stage(replay={"order_lease_s": order_lease_s}).core

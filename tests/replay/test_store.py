@@ -281,8 +281,8 @@ def test_a_metrics_line_that_could_not_be_written_ends_replay_and_comes_at_the_n
         actor.work()
         leased = learner.lease(wait_s=2.0)
         path.mkdir()
+        record, bulk, notice = learner.record(leased)
         with pytest.raises(TimeoutError):
-            record, bulk, notice = learner.record(leased)
             learner.client.call(Commit(learner.epoch, record, notice), bulk, timeout_s=2.0)
         learner.close()
         actor.close()

@@ -212,7 +212,8 @@ def test_one_level_beyond_the_deepest_is_refused() -> None:
 
 
 @pytest.mark.parametrize("value", [b"\xc4\x01a", b"\xd4\x05a", b"\xd6\xff\0\0\0\0"], ids=["bytes", "extension", "timestamp"])
-@pytest.mark.parametrize("kind", [b"\xaastatsreply\xa6values\x81\xa1a", b"\xa5hello\xa4role\xa5actor\xa4name\xa1a\xa8protocol\x01\xa6shared\x81\xa1a"])
+@pytest.mark.parametrize("kind", [b"\xaastatsreply\xa6values\x81\xa1a",
+                                  b"\xa5hello\xa4role\xa5actor\xa4name\xa1a\xa8protocol\x01\xa6shared\x81\xa1a"])
 def test_a_part_without_a_type_holds_what_json_can_hold(kind: bytes, value: bytes) -> None:
     fields = b"\x82" if kind.startswith(b"\xaa") else b"\x85"
     decode([b"\x92\x07" + fields + b"\xa4type" + kind + b"\xa1a", b""])
@@ -231,11 +232,13 @@ def test_every_part_without_a_type_is_looked_at() -> None:
         assert big in list(_untyped(message)) or [big] in list(_untyped(message))
         with pytest.raises(ProtocolError, match="a number above 9223372036854775807"):
             decode(encode(1, message))
-    free = re.findall(r"^    (\w+): .*\bAny\b", Path(messages_module.__file__).read_text() + Path(record_module.__file__).read_text(), re.MULTILINE)
+    source = Path(messages_module.__file__).read_text() + Path(record_module.__file__).read_text()
+    free = re.findall(r"^    (\w+): .*\bAny\b", source, re.MULTILINE)
     assert sorted(free) == ["columns", "metrics", "shared", "state", "steps", "values"]
 
 
-@pytest.mark.parametrize("message", [Pull(2**63, 0, 1, 0.0, []), Pull(0, 0, 2**63, 0.0, []), Rows([msgspec.structs.replace(HEAD, sample=2**64 - 1)]),
+@pytest.mark.parametrize("message", [Pull(2**63, 0, 1, 0.0, []), Pull(0, 0, 2**63, 0.0, []),
+                                     Rows([msgspec.structs.replace(HEAD, sample=2**64 - 1)]),
                                      Put(1, [msgspec.structs.replace(HEAD, spans=(Span(0, 0, 2**63),))], [""], [])])
 def test_a_number_that_the_store_cannot_hold_is_refused_where_a_number_belongs(message: Any) -> None:
     with pytest.raises(ProtocolError, match="a number above 9223372036854775807"):
@@ -255,7 +258,8 @@ def count(tree: Any) -> int:
     return 1 + sum(1 + count(value) for value in tree.values()) if isinstance(tree, dict) else 1
 
 
-TREES = st.recursive(st.none() | st.booleans() | st.integers(-2**63, 2**64 - 1) | st.floats() | st.text(max_size=40) | st.binary(max_size=40),
+LEAVES = st.none() | st.booleans() | st.integers(-2**63, 2**64 - 1) | st.floats() | st.text(max_size=40) | st.binary(max_size=40)
+TREES = st.recursive(LEAVES,
                      lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.text(max_size=40), inner, max_size=20))
 
 
@@ -284,7 +288,7 @@ def filled(size: int) -> bytes:
 
 
 def test_the_limits_of_a_header() -> None:
-    assert (REQUEST, REPLY) == ((16_777_216, 524_288), (67_108_864, 8_388_608))
+    assert (REQUEST, REPLY) == ((16_777_216, 1_048_576), (67_108_864, 8_388_608))
     whole = filled(16_777_216)
     assert len(whole) == 16_777_216
     decode([whole, b""], REQUEST)
@@ -295,18 +299,19 @@ def test_the_limits_of_a_header() -> None:
     encode(1, NotYet("a" * 20_000_000))  # a reply may be larger
     with pytest.raises(ProtocolError, match="NotYet is too large to send"):
         encode(1, NotYet("a" * 67_108_864))
-    held = [""] * 524_272 + ["a" * 40]  # besides: envelope, number, message, 6 names, 6 values
+    held = [""] * 1_048_560 + ["a" * 40]  # besides: envelope, number, message, 6 names, 6 values
     assert decode(encode(1, Pull(1, 1, 1, 1.0, held)), REQUEST)[0] == 1
     more = b"\x92\x01" + msgpack.packb({"type": "pull", "epoch": 1, "confirmed": 1, "want": 1, "wait_s": 1.0, "holding": [*held, ""]})
     assert decode([more, b""])[0] == 1
-    with pytest.raises(ProtocolError, match="message too large: more than 524288 items"):
+    with pytest.raises(ProtocolError, match="message too large: more than 1048576 items"):
         decode([more, b""], REQUEST)
-    with pytest.raises(ProtocolError, match="Pull is too large to send: more than 524288 items"):
+    with pytest.raises(ProtocolError, match="Pull is too large to send: more than 1048576 items"):
         encode(1, Pull(1, 1, 1, 1.0, [*held, ""]))
 
 
 def test_the_largest_honest_requests_fit() -> None:
-    """A group of 1,024 whose failures have the longest detail, sampled under four versions; an update of 16,384 rollouts."""
+    """A group of 1,024 whose failures have the longest detail, sampled under four versions; an update of 16,384 rollouts; 32,768
+    spans that were scored at once."""
     spans = tuple(Span(1000 + i, 30_000 * i, 30_000 * (i + 1)) for i in range(4))
     name = "t1000000.3.1000"
     head = msgspec.structs.replace(HEAD, rollout_id=name, spans=spans, fingerprint="f" * 16, started=1.5, finished=2.5, engine_seconds=0.5,
@@ -317,7 +322,9 @@ def test_the_largest_honest_requests_fit() -> None:
                                      steps=[{"rows": [list(range(1000, 1000 + 16_384))], "loss": 0.5}], greedy_rewards=[0.5] * 1024)
     assert len(encode(1, Commit(1, record, NOTICE))[0]) < 1_000_000
     anchor = AnchorHead(name, 1, 1000, "snapshot", "b" * 64, '{"kind": "cpu", "threads": 1}', ScoringPlan(64, 64, 5), 30_000)
-    assert len(encode(1, PutAnchors(1, [anchor] * 16_384))[0]) < 6_000_000
+    assert len(encode(1, PutAnchors(1, [anchor] * 32_768))[0]) < 11_000_000
+    heads = [msgspec.structs.replace(head, spans=spans[:2], verdict=Scored(1.0, "", "package.module:function", 1.5))] * 32_768
+    assert len(encode(1, Leased(1, ["t1000000.3"] * 1024, heads, [anchor] * 65_536))[0]) < 45_000_000
 
 
 def test_the_number_of_a_request_that_is_not_understood_is_kept() -> None:

@@ -50,11 +50,11 @@ def test_messages_with_a_bulk_frame_say_what_it_holds() -> None:
 
 def test_limits_and_numbers() -> None:
     assert f"Version of the protocol: **{messages.PROTOCOL}**" in PAGE
-    assert (codec.REQUEST, codec.REPLY) == ((16 << 20, 524_288), (64 << 20, 8_388_608))
+    assert (codec.REQUEST, codec.REPLY) == ((16 << 20, 1_048_576), (64 << 20, 8_388_608))
     assert (codec.MAX_BULK, codec.MAX_DEPTH) == (1 << 30, 14)
     assert codec.MAX_INT == 2**63 - 1
     assert messages.MAX_CHUNK == 4 << 20
-    for row in ("| header of a request | 16 MiB, 524,288 items |", "| header of a reply | 64 MiB, 8,388,608 items |", "| bulk | 1 GiB |",
+    for row in ("| header of a request | 16 MiB, 1,048,576 items |", "| header of a reply | 64 MiB, 8,388,608 items |", "| bulk | 1 GiB |",
                 "| nesting of a part without a type | 14 |", "| `Fetch.count` | 4 MiB |"):
         assert row in PAGE
     assert LONGEST_WAIT_S == 30.0
