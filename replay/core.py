@@ -14,6 +14,7 @@ import msgspec
 from configs.needs import greedy_baseline
 from configs.schema import Config
 from replay import retention
+from replay.books import FREED, PRODUCED
 from replay.busy import UpdateTimes
 from replay.evals import EvalGroup, EvalRound, evaluation_due
 from replay.prompts import PromptFile, PromptOrder, PromptRow
@@ -93,6 +94,20 @@ class Core:
     def may_train(self) -> bool:
         """Training orders wait until the first evaluation is stored."""
         return self.committed >= 0 and (not self.evaluates or (bool(self.evaluated) and all(e.updates > 0 for e in self.evals)))
+
+    @property
+    def kept(self) -> int:
+        """Rollouts that are stored with their tokens."""
+        return int(self.store.counters[PRODUCED] - self.store.counters[FREED])
+
+    @property
+    def on_order(self) -> int:
+        """Samples that actors are to make, or have made and not yet put."""
+        return sum(group.rows - len(group.outcomes) for group in self.book.groups.values() if group.state == "granted")
+
+    @property
+    def full(self) -> bool:
+        return self.kept + self.on_order + self.config.sampling.n > self.config.replay.max_rollouts
 
     def begin(self) -> Store:
         """The store with its transaction open."""
@@ -241,7 +256,9 @@ class Core:
         """Retention follows a checkpoint, in the same transaction; files go after the commit."""
         if self.retention_due:
             self.retention_due = False
-            self.sweep_due = retention.mark(self.store.db, self.config, self.store.record) is not None
+            if (gone := retention.mark(self.store.db, self.config, self.store.record)) is not None:
+                self.sweep_due = True
+                self.store.count(FREED, len(gone.rollouts))
 
     # ------------------------------------------------------------ time
     def stood_still(self, stop_s: float) -> None:

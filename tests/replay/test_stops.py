@@ -64,7 +64,7 @@ def test_time_that_replay_was_away_is_on_nobodys_lease(stage: Stage, make_daemon
     assert stage.core.store.counters["replay_stops"] == 1
 
 
-def test_a_lease_renewed_just_before_the_stop_does_not_reach_beyond_its_length(stage: Stage, make_daemon: Callable[[Stage], Daemon]) -> None:
+def test_a_lease_renewed_meanwhile_does_not_reach_beyond_its_length(stage: Stage, make_daemon: Callable[[Stage], Daemon]) -> None:
     actor = holding_two(stage)
     daemon = make_daemon(stage)
     stage.clock.at += 20.0
