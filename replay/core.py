@@ -265,8 +265,10 @@ class Core:
         """Replay was away for so long, not those that it did not hear of: they have as much time left as before."""
         log.warning("replay itself stood still for %.1f s: orders' leases are longer by as much", stop_s)
         self.begin().count("replay_stops")
-        for one in (*self.book.groups.values(), *(group for current in self.evals for group in current.groups.values())):
-            one.touched = min(one.touched + stop_s, self.now)
+        for group in self.book.groups.values():
+            group.touched = min(group.touched + stop_s, self.now)
+        for asked in (asked for current in self.evals for asked in current.groups.values()):
+            asked.touched = min(asked.touched + stop_s, self.now)
         for session in (*self.sessions.of("actor"), *self.sessions.of("learner")):
             session.last_seen = min(session.last_seen + stop_s, self.now) if session.last_seen else 0.0
 

@@ -103,6 +103,16 @@ def test_short_pauses_lengthen_nothing(stage: Stage, make_daemon: Callable[[Stag
     assert granted(stage) == 0
 
 
+def test_a_quiet_turn_is_no_stop_however_short_the_lease(make_stage: Callable[..., Stage], make_daemon: Callable[[Stage], Daemon]) -> None:
+    stage = make_stage(replay={"order_lease_s": 0.6})
+    holding_two(stage)
+    daemon = make_daemon(stage)
+    for _ in range(3):
+        stage.clock.at += 0.25
+        daemon.step()
+    assert granted(stage) == 0
+
+
 def test_turns_that_are_full_of_messages_are_no_stop(stage: Stage, make_daemon: Callable[[Stage], Daemon],
                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     holding_two(stage)
