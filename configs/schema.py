@@ -14,7 +14,8 @@ from configs.rules import check_tree
 
 SHARED = ("model", "sampling", "task", "replay", "recipe")
 SHARED_EXCEPT = {"replay": ("endpoint",)}
-RESUMABLE = ("replay.max_staleness", "replay.endpoint", "learner.lr", "learner.updates", "eval", "logging", "actor", "security")
+RESUMABLE = ("replay.max_staleness", "replay.max_rollouts", "replay.endpoint", "learner.lr", "learner.updates", "eval", "logging", "actor",
+             "security")
 
 
 class Model(Table):
@@ -84,7 +85,8 @@ class Replay(Table):
     max_staleness: Annotated[int, Field(ge=0)] = 2
     """Staleness budget in weight versions, measured at a group's oldest token. 0 is synchronous."""
     max_rollouts: Positive = 100_000
-    """How many rollouts may wait or be leased; beyond it actors are held back."""
+    """How many rollouts may be stored with their tokens (waiting, leased, and all others until retention removes theirs) or be on order.
+    Beyond it actors are held back: no more is ordered than the next update needs, until a checkpoint lets retention make room."""
     min_scored: Positive | None = None
     """A group trains when at least this many of its samples were scored. Default: all n."""
     max_attempts: Positive = 3

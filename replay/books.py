@@ -15,6 +15,8 @@ class Readable(Protocol):
 
 
 PRODUCED = "produced"
+FREED = "payloads_freed"
+"""Counter: rollouts whose tokens and log-probs retention has removed."""
 
 
 def books(db: Readable, produced: float | None = None) -> dict[str, Any]:

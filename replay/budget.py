@@ -1,4 +1,4 @@
-"""The staleness budget: one number, `max_staleness` (eta). Pure.
+"""The staleness budget: one number, `max_staleness` (eta); and the bound on what is stored, `max_rollouts`. Pure.
 
 Staleness = version_in of the update minus the version of the group's oldest token. Pacing first (`allowance`), discarding last (`too_old`).
 """
@@ -12,6 +12,16 @@ def allowance(*, live: int, version: int, confirmed: int, max_staleness: int, gr
     if confirmed < 0:
         return 0
     return max(0, (max_staleness + 1 - (version - confirmed)) * groups_per_update - live)
+
+
+def room(*, kept: int, on_order: int, n: int, live: int, max_rollouts: int, groups_per_update: int) -> int:
+    """How many more groups of `n` samples may be granted for what is stored: at most 0 when it is full.
+
+    `kept`: rollouts stored with their tokens, whatever became of them; `on_order`: samples of granted groups that have no outcome. When
+    full, no more is granted than one update needs (`live` counts as in `allowance`): the learner has to come to its next checkpoint, as
+    what retention removes there is all that makes room.
+    """
+    return max((max_rollouts - kept - on_order) // n, groups_per_update - live)
 
 
 def staleness(version_in: int, oldest_version: int) -> int:

@@ -15,6 +15,7 @@ import msgspec
 from configs.needs import greedy_baseline
 from configs.schema import Config
 from replay import retention
+from replay.books import FREED, PRODUCED
 from replay.busy import UpdateTimes
 from replay.evals import EvalGroup, EvalRound, evaluation_due
 from replay.orders import order_columns, stored_order
@@ -96,6 +97,20 @@ class Core:
     def may_train(self) -> bool:
         """Training orders wait until the first evaluation is stored."""
         return self.committed >= 0 and (not self.evaluates or (bool(self.evaluated) and all(e.updates > 0 for e in self.evals)))
+
+    @property
+    def kept(self) -> int:
+        """Rollouts that are stored with their tokens."""
+        return int(self.store.counters[PRODUCED] - self.store.counters[FREED])
+
+    @property
+    def on_order(self) -> int:
+        """Samples that actors are to make, or have made and not yet put."""
+        return sum(group.rows - len(group.outcomes) for group in self.book.groups.values() if group.state == "granted")
+
+    @property
+    def full(self) -> bool:
+        return self.kept + self.on_order + self.config.sampling.n > self.config.replay.max_rollouts
 
     def begin(self) -> Store:
         """The store with its transaction open."""
@@ -255,15 +270,19 @@ class Core:
         """Retention follows a checkpoint, in the same transaction; files go after the commit."""
         if self.retention_due:
             self.retention_due = False
-            self.sweep_due = retention.mark(self.store.db, self.config, self.store.record) is not None
+            if (gone := retention.mark(self.store.db, self.config, self.store.record)) is not None:
+                self.sweep_due = True
+                self.store.count(FREED, len(gone.rollouts))
 
     # ------------------------------------------------------------ time
     def stood_still(self, stop_s: float) -> None:
         """Replay was away for so long, not those that it did not hear of: they have as much time left as before."""
         log.warning("replay itself stood still for %.1f s: orders' leases are longer by as much", stop_s)
         self.begin().count("replay_stops")
-        for one in (*self.book.groups.values(), *(group for current in self.evals for group in current.groups.values())):
-            one.touched = min(one.touched + stop_s, self.now)
+        for group in self.book.groups.values():
+            group.touched = min(group.touched + stop_s, self.now)
+        for asked in (asked for current in self.evals for asked in current.groups.values()):
+            asked.touched = min(asked.touched + stop_s, self.now)
         for session in (*self.sessions.of("actor"), *self.sessions.of("learner")):
             session.last_seen = min(session.last_seen + stop_s, self.now) if session.last_seen else 0.0
 

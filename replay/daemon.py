@@ -93,7 +93,7 @@ class Daemon:
         """The time. When replay itself stood still (it was stopped, or a write took long), the time that others had is without the stop:
         they may have waited for replay all the while."""
         before, self._looked = self._looked, self.core.now
-        if (stop := self._looked - before) > STALL * self.core.config.replay.order_lease_s:
+        if (stop := self._looked - before) > TICK_S + STALL * self.core.config.replay.order_lease_s:
             self.core.stood_still(stop)
             self.watchdog.stood_still(stop)
         return self._looked

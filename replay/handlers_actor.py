@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Iterable
 
+from replay.budget import room
 from replay.core import Core, encode
 from replay.sessions import Session
 from wire.messages import Applied, Baseline, Engine, GiveBack, Note, Ok, Pull, Refusal, Reply, Work
@@ -96,13 +97,14 @@ def pull(core: Core, session: Session, request: Pull, *, last_chance: bool) -> R
 
 
 def _train_orders(core: Core, session: Session, request: Pull) -> list[WorkOrder]:
-    """New grants, within the budget, what may be stored, and what the rest of the run can use."""
+    """New grants, within the staleness budget, what may be stored, and what the rest of the run can use."""
     if not core.may_train or session.confirmed not in core.versions:
         return []
     settings = core.config
     useful = (settings.learner.updates - core.stepped) * settings.learner.groups_per_update - core.book.live
-    room = settings.replay.max_rollouts // settings.sampling.n - core.book.live
-    count = min(core.book.allowance(core.committed, session.confirmed), useful, room, request.want)
+    fits = room(kept=core.kept, on_order=core.on_order, n=settings.sampling.n, live=core.book.live,
+                max_rollouts=settings.replay.max_rollouts, groups_per_update=settings.learner.groups_per_update)
+    count = min(core.book.allowance(core.committed, session.confirmed), useful, fits, request.want)
     return core.grant(count, session.name) if count > 0 else []
 
 

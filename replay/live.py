@@ -18,6 +18,7 @@ def live_values(core: Core) -> dict[str, Any]:
         "over": core.over, "finished": core.finished,
         "groups": {**states, "queued": len(core.queue), "groups_per_update": core.book.groups_per_update},
         "rollouts": counts, "imbalance": imbalance(counts),
+        "kept": core.kept, "max_rollouts": core.config.replay.max_rollouts, "full": core.full,
         "counters": core.store.counters,
         "actors": [_actor(core, session) for session in core.sessions.of("actor")],
         "evals": [_evaluation(current) for current in core.evals],

@@ -29,6 +29,12 @@ WARN_RATE = 0.05
 REASON_KEPT = 300
 """Characters of a failure's reason that are shown."""
 
+NAME_KEPT = 100
+"""Characters of the name that poison gives itself."""
+MOST_EVIDENCE = 64 << 20
+"""Bytes of heads and payloads that are kept of a run's poison: of what comes then, only who sent it, and why it is poison."""
+EVIDENCE = "quarantine_bytes"
+
 Standing = Literal["open", "baseline", "eval", "duplicate"]
 ACCEPTED = ("open", "baseline", "eval")
 
@@ -213,11 +219,16 @@ def _fail(core: Core, session: Session, failure: SampleFailure, tally: Tally) ->
 
 
 def _quarantine(core: Core, session: Session, head: RolloutHead, payload: bytes, reason: str, tally: Tally) -> None:
-    """Keep the evidence; the sample has its outcome, and nothing of it is trained on."""
+    """Keep the evidence, while there is room; the sample has its outcome, and nothing of it is trained on."""
+    name, said, told = head.rollout_id[:NAME_KEPT], encode(head), reason[:REASON_KEPT]
+    size = len(said) + len(payload)
+    fits = core.store.counters.get(EVIDENCE, 0) + size <= MOST_EVIDENCE
     core.store.db.execute("INSERT INTO quarantine (rollout_id, actor, reason, head, payload, stored_at) VALUES (?, ?, ?, ?, ?, ?)",
-                          (head.rollout_id, session.name, reason, encode(head), payload, core.clock.wall()))
-    core.store.wrote(len(payload))
-    core.store.record("put", {"actor": session.name, "quarantined": [[head.rollout_id, reason, group_id(head), head.sample]]})
+                          (name, session.name, told, said if fits else "{}", payload if fits else None, core.clock.wall()))
+    core.store.count(EVIDENCE, size if fits else 0)
+    core.store.count("quarantined_without_evidence", 0 if fits else 1)
+    core.store.wrote(size if fits else 0)
+    core.store.record("put", {"actor": session.name, "quarantined": [[name, told, group_id(head), head.sample]]})
     tally.quarantined.append((head.rollout_id, reason))
     _no_rollout(core, tally, group_id(head), head.sample, QUARANTINED, "quarantined")
 

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 
-from replay.books import PRODUCED
+from replay.books import FREED, PRODUCED
 from replay.budget import too_old
 from replay.core import Core
 from replay.evals import EvalGroup, EvalRound
@@ -27,6 +27,7 @@ def rebuild(core: Core) -> None:
     core.vocabularies = {name: json.loads(body).get("vocabulary", 0) for name, body in core.store.rows("SELECT id, body FROM fingerprints")}
     core.finished = core.store.meta("finished") == "1" and core.over
     core.store.count(PRODUCED, 0 if PRODUCED in core.store.counters else core.store.one("SELECT count(*) FROM rollouts"))
+    core.store.count(FREED, 0 if FREED in core.store.counters else core.store.one("SELECT count(*) FROM rollouts WHERE payload IS NULL"))
     unlease_if_too_old(core)
 
 

@@ -109,6 +109,7 @@ def _seen(core: Core, session: Session | None) -> str:
 
 def _full(core: Core) -> str:
     """Whether actors are held back because replay holds all that it may."""
-    limit = core.config.replay.max_rollouts
-    full = core.book.live >= limit // core.config.sampling.n
-    return f", actors are held back at replay.max_rollouts = {limit}" if full else ""
+    if not core.full:
+        return ""
+    return (f", actors are held back at replay.max_rollouts = {core.config.replay.max_rollouts} ({core.kept} are stored with their tokens, "
+            f"{core.on_order} on order; retention makes room at a checkpoint)")

@@ -64,6 +64,14 @@ def test_stats_of_books_that_do_not_balance(run: Path, damage: Callable[..., obj
     assert "[NOT BALANCED: 13 unaccounted for]" in capsys.readouterr().out
 
 
+def test_stats_of_a_rollout_that_was_trained_twice(run: Path, damage: Callable[..., object], capsys: pytest.CaptureFixture[str]) -> None:
+    damage("UPDATE updates SET record = json_set(record, '$.rollout_ids[#]', (SELECT json_extract(record, '$.rollout_ids[0]') FROM updates "
+           "WHERE update_id = 1)) WHERE update_id = 4")
+    assert stats_command.main([str(run)]) == 3
+    out = capsys.readouterr().out
+    assert "trained_twice 1" in out and "[balanced]" in out
+
+
 def test_stats_and_report_name_the_alarms(run: Path, damage: Callable[..., object], capsys: pytest.CaptureFixture[str]) -> None:
     assert stats_command.stats(run)["alarms"] == {}
     for update, alarms in ((1, {"ess": "0.21"}), (4, {"weight_mean": "far", "ess": "0.25 <x>"})):

@@ -71,10 +71,11 @@ class Model:
 
 class History(RuleBasedStateMachine):
     @initialize(eta=st.sampled_from([0, 1, 2, 8]), least=st.integers(1, 2), heldout=st.sampled_from([0, 1]),
-                estimator=st.sampled_from(["grpo", "remax"]))
-    def start(self, eta: int, least: int, heldout: int, estimator: str) -> None:
+                estimator=st.sampled_from(["grpo", "remax"]), full=st.booleans())
+    def start(self, eta: int, least: int, heldout: int, estimator: str, full: bool) -> None:
         self.folder = tempfile.TemporaryDirectory(dir=IN_MEMORY)
-        self.config = make_config(Path(self.folder.name), heldout=heldout, prompts=7, replay={"max_staleness": eta, "min_scored": least},
+        replay = {"max_staleness": eta, "min_scored": least, "max_rollouts": (eta + 1) * 2 * N if full else 100_000}
+        self.config = make_config(Path(self.folder.name), heldout=heldout, prompts=7, replay=replay,
                                   learner={"updates": 10_000}, eval={"samples": 2, "every": 3}, recipe={"estimator": estimator})
         self.clock = FakeClock()
         self.stage = Stage(Path(self.folder.name), self.config, self.core(), self.clock)

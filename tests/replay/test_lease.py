@@ -103,6 +103,44 @@ def test_a_prompt_that_ends_each_life_of_one_actor_is_named_too(stage: Stage, ca
     assert "t0000000 (prompt 30) 3 times" in awaited(stage.core)
 
 
+@pytest.mark.parametrize("day", [86_400.0, -86_400.0])
+def test_a_wall_clock_that_is_set_moves_no_lease_and_no_heartbeat(stage: Stage, day: float) -> None:
+    stage.learner()
+    actor = stage.actor()
+    actor.pull(want=0)
+    orders = actor.pull(want=2).orders
+    stage.clock.at += 29
+    stage.clock.set_ahead += day
+    stage.core.expire_orders()
+    assert len(stage.core.book.in_state("granted")) == 2
+    assert "2 with a0 (heard of 29 s ago)" in awaited(stage.core)
+    actor.pull(want=0)  # the heartbeat
+    stage.clock.set_ahead -= day
+    stage.clock.at += 29
+    assert actor.answer(orders[:1]).stored == 2
+    assert len(stage.core.book.in_state("granted")) == 1
+    stage.clock.at += 2
+    stage.core.expire_orders()
+    assert stage.core.book.in_state("granted") == []
+
+
+def test_an_older_group_that_completes_meanwhile_does_not_change_what_is_leased_again(stage: Stage) -> None:
+    learner, actor = stage.learner(), stage.actor()
+    actor.pull()
+    first, second, third, _ = actor.pull().orders
+    actor.answer([third])
+    actor.answer([second])
+    leased = learner.lease()
+    assert leased.group_ids == ["t0000001.1", "t0000002.1"]
+    actor.answer([first])  # granted before them
+    successor = stage.learner()
+    assert (successor.lease(), successor.bulk) == (leased, learner.bulk)
+    stage.reopen()
+    again = stage.learner()
+    assert (again.lease(), again.bulk) == (leased, learner.bulk)
+    assert again.commit(leased).version == 1
+
+
 def test_a_learner_lease_never_ends_by_time(stage: Stage) -> None:
     learner, actor = stage.learner(), stage.actor()
     actor.pull()

@@ -67,6 +67,24 @@ def test_a_resend_is_a_duplicate(stage: Stage) -> None:
     assert len(stage.rows("SELECT 1 FROM rollouts")) == 8
 
 
+@pytest.mark.parametrize("end", ["trained", "dropped", "failed"])
+def test_a_resend_after_its_group_is_over_is_a_duplicate_and_nothing_is_refused(stage: Stage, end: str) -> None:
+    learner, actor = stage.learner(), stage.actor()
+    actor.pull()
+    orders = actor.pull(want=2).orders
+    rows = [rollout(order, sample, 0) for order in orders for sample in range(2)]
+    failures = [SampleFailure(order.order_id, 1, 1, "no_token") for order in orders]
+    if end == "failed":
+        actor.put(rows[::2], failures)
+    else:
+        actor.put(rows)
+        learner.commit(learner.lease(), skipped=end == "dropped")
+    assert stage.core.book.groups == {}
+    again = actor.put(rows[::2], failures) if end == "failed" else actor.put(rows)
+    assert (again.stored, again.duplicates, again.refused) == (0, 4, [])
+    assert "refused_closed" not in {name for name, count in stage.core.store.counters.items() if count}
+
+
 def test_the_same_sample_twice_in_one_put_is_stored_once(stage: Stage) -> None:
     stage.learner()
     actor = stage.actor()

@@ -64,7 +64,7 @@ def test_time_that_replay_was_away_is_on_nobodys_lease(stage: Stage, make_daemon
     assert stage.core.store.counters["replay_stops"] == 1
 
 
-def test_a_lease_renewed_just_before_the_stop_does_not_reach_beyond_its_length(stage: Stage, make_daemon: Callable[[Stage], Daemon]) -> None:
+def test_a_lease_renewed_meanwhile_does_not_reach_beyond_its_length(stage: Stage, make_daemon: Callable[[Stage], Daemon]) -> None:
     actor = holding_two(stage)
     daemon = make_daemon(stage)
     stage.clock.at += 20.0
@@ -99,6 +99,16 @@ def test_short_pauses_lengthen_nothing(stage: Stage, make_daemon: Callable[[Stag
     daemon = make_daemon(stage)
     for _ in range(5):
         stage.clock.at += 7.0
+        daemon.step()
+    assert granted(stage) == 0
+
+
+def test_a_quiet_turn_is_no_stop_however_short_the_lease(make_stage: Callable[..., Stage], make_daemon: Callable[[Stage], Daemon]) -> None:
+    stage = make_stage(replay={"order_lease_s": 0.6})
+    holding_two(stage)
+    daemon = make_daemon(stage)
+    for _ in range(3):
+        stage.clock.at += 0.25
         daemon.step()
     assert granted(stage) == 0
 

@@ -76,16 +76,16 @@ ENGINE = fingerprint_id(PRINT)
 
 
 class FakeClock(Clock):
-    """Moves only when told to."""
+    """Moves only when told to. `set_ahead`: how far somebody has set the wall clock since."""
 
     def __init__(self, at: float = 1000.0) -> None:
-        self.at = at
+        self.at, self.set_ahead = at, 0.0
 
     def monotonic(self) -> float:
         return self.at
 
     def wall(self) -> float:
-        return 1_700_000_000.0 + self.at
+        return 1_700_000_000.0 + self.at + self.set_ahead
 
 
 def write_prompts(path: Path, count: int) -> Path:

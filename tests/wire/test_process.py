@@ -145,6 +145,12 @@ def test_all_packages_come_from_one_folder(monkeypatch: pytest.MonkeyPatch, tmp_
         process.check_packages()
 
 
+def test_the_clock_for_decisions_is_not_the_one_that_people_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 5e9)
+    monkeypatch.setattr(time, "monotonic", lambda: 7.0)
+    assert (process.Clock().monotonic(), process.Clock().wall()) == (7.0, 5e9)
+
+
 def test_logs_are_lines_for_people_and_json_for_machines(tmp_path: Path) -> None:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
