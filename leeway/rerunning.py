@@ -15,7 +15,7 @@ from replay.audit import Finding
 from replay.reader import RunReader
 from replay.recall import recall, updates_since
 from replay.rows import CheckpointRow, UpdateRow
-from wire.errors import ConfigError, RunError
+from wire.errors import ConfigError, RunError, StoreError
 from wire.messages import Recalled
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
@@ -70,6 +70,9 @@ def rerun_update(run_dir: Path, update: int) -> Rerun:
             past = read_past(*_recall(run_dir, number))
         except RunError as error:
             return _not_possible(str(error), notes)
+        except StoreError as error:  # not what was acknowledged: there is nothing to run
+            found_out = [Finding("store", [f"update {number}"], str(error))]
+            return Rerun(one.saved.version, way[: way.index(number) + 1], skipped, then, now, notes, found_out)
         again = scratch.run(past)
         odd, skipped = differences(past, again), past.record.skipped
         same_trainer = past.record.state.get("trainer", scratch.trainer) == scratch.trainer

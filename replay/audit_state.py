@@ -98,12 +98,11 @@ def _rollout_rows(run: RunReader, story: Story) -> Iterator[Finding]:
 
 
 def _outside(run: RunReader, story: Story) -> Iterator[Finding]:
-    """Answers of evaluations as acknowledged; greedy baselines have an audit of their own."""
-    told = {rollout: row for rollout, row in story.told.outside.items() if row[0]}
+    """Answers of evaluations and greedy baselines as acknowledged."""
     found = {}
-    for rollout, of, group, version, length, reward, text, head_told, payload, payload_told in run.sql(
-            "SELECT rollout_id, eval_id, group_id, version, response_len, reward, head, head_digest, payload, payload_digest "
-            "FROM eval_rollouts WHERE eval_id != 0"):
+    for rollout, of, group, purpose, version, length, reward, failure, text, head_told, payload, payload_told, asked in run.sql(
+            "SELECT e.rollout_id, e.eval_id, e.group_id, e.purpose, e.version, response_len, reward, failure, head, head_digest, payload, "
+            "payload_digest, g.purpose FROM eval_rollouts e LEFT JOIN groups g USING (group_id)"):
         found[rollout] = (of, payload_told, head_told)
         if payload is not None and digest(payload) != payload_told:
             yield Finding("eval", [rollout], f"its payload does not have the digest {payload_told[:16]} of its row")
@@ -111,11 +110,11 @@ def _outside(run: RunReader, story: Story) -> Iterator[Finding]:
             yield Finding("eval", [rollout], f"its head does not have the digest {head_told[:16]} of its row")
             continue
         head = msgspec.json.decode(text, type=RolloutHead)
-        said = (group_id(head), head.response_len, head.verdict.reward if isinstance(head.verdict, Scored) else None)
-        evaluation = story.told.evals.get(of)
-        if (group, length, reward) != said or evaluation is not None and version != evaluation.version:
-            yield Finding("eval", [rollout], f"the row says {(group, length, reward)} of version {version}, the head {said}")
-    yield from _differ("eval", "evaluation, digests of payload and head", told, found)
+        judged = (head.verdict.reward, None) if isinstance(head.verdict, Scored) else (None, head.verdict.reason)
+        said = (group_id(head), asked if of else "greedy_baseline", head.spans[0].version, head.response_len, *judged)
+        if (group, purpose, version, length, reward, failure) != said:
+            yield Finding("eval", [rollout], f"the row says {(group, purpose, version, length, reward, failure)}, the head {said}")
+    yield from _differ("eval", "evaluation, digests of payload and head", story.told.outside, found)
 
 
 def _outcomes(run: RunReader, story: Story) -> Iterator[Finding]:

@@ -94,8 +94,9 @@ def recalled(core: Core, session: Session, request: Recall) -> Reply | tuple[Rep
     try:
         return recall(core.store.db, update)
     except RunError as error:
-        if core.store.one("SELECT 1 FROM checkpoints WHERE state = 'complete' AND coalesce(update_id, 0) < ?", update):
-            raise damaged(f"update {update}: a payload or old log-probs, which retention keeps after a complete checkpoint,") from error
+        reached = core.store.one("SELECT max(json_extract(body, '$.update')) FROM ledger WHERE kind = 'retention'")
+        if update > (reached or 0):
+            raise damaged(f"update {update}: a payload or old log-probs, which no retention removed,") from error
         return Refusal("refused", str(error))
 
 

@@ -6,7 +6,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import pytest
 from learner import scratch
 from leeway import audit_command, rerunning
 from tests.support.learning import LearningDaemon, RandomActor, acting, make_run_config, random_answer
-from wire.digest import digest_file
+from wire.digest import digest, digest_file
 from wire.record import RolloutHead, Scored, WorkOrder
 
 pytestmark = pytest.mark.deepspeed
@@ -87,20 +87,37 @@ def test_lost_payloads_and_damaged_checkpoints_are_said(copy: tuple[Path, sqlite
     assert found.result == "not retained"
 
 
-@pytest.mark.parametrize(("statement", "says"), [
-    ("UPDATE spans SET old = zeroblob(length(old)) WHERE rollout_id = (SELECT min(rollout_id) FROM rollouts WHERE update_id = 6)",
-     "column old differs"),
-    ("UPDATE updates SET record = json_replace(record, '$.steps[0].loss', 0.5) WHERE update_id = 6", "step 0: loss was 0.5, is "),
-    ("UPDATE update_columns SET digest = 'f' WHERE update_id = 6 AND name = 'prox'", "column prox differs"),
-    ("UPDATE updates SET record = json_replace(record, '$.weights_digest_out', 'beef') WHERE update_id = 6", "weights digest was beef"),
+def change(db: sqlite3.Connection, path: str, value: object) -> None:
+    """In the record of update 6, its digest made to fit."""
+    db.create_function("digest", 1, lambda text: digest(text.encode() if isinstance(text, str) else text))
+    db.execute("UPDATE updates SET record = json_replace(record, ?, ?) WHERE update_id = 6", (path, value))
+    db.execute("UPDATE updates SET record_digest = digest(record)")
+    if path == "$.weights_digest_out":
+        db.execute("UPDATE versions SET weights_digest = ? WHERE update_id = 6", (value,))
+
+
+def change_prox(db: sqlite3.Connection) -> None:
+    data = bytes(db.execute("SELECT length(data) FROM update_columns WHERE update_id = 6 AND name = 'prox'").fetchone()[0])
+    db.execute("UPDATE update_columns SET data = ?, digest = ? WHERE update_id = 6 AND name = 'prox'", (data, digest(data)))
+
+
+def zero_old(db: sqlite3.Connection) -> None:
+    db.execute("UPDATE spans SET old = zeroblob(length(old)) WHERE rollout_id = (SELECT min(rollout_id) FROM rollouts WHERE update_id = 6)")
+
+
+@pytest.mark.parametrize(("damage", "kind", "says"), [
+    (zero_old, "store", "update 6: the old log-probs of rollout t0000010.1.0, span 0, in the store is not what was acknowledged"),
+    (lambda db: change(db, "$.steps[0].loss", 0.5), "rerun", "step 0: loss was 0.5, is "),
+    (change_prox, "rerun", "column prox differs"),
+    (lambda db: change(db, "$.weights_digest_out", "beef"), "rerun", "weights digest was beef"),
 ])
-def test_a_changed_record_is_found(copy: tuple[Path, sqlite3.Connection], statement: str, says: str,
-                                   capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_record_is_found(copy: tuple[Path, sqlite3.Connection], damage: Callable[[sqlite3.Connection], None], kind: str,
+                                   says: str, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir, db = copy
-    db.execute(statement)
+    damage(db)
     assert audit_command.main([str(run_dir), "--update", "6"]) == 3
     out = capsys.readouterr().out
-    assert "FINDING    [rerun] update 6: " in out
+    assert f"FINDING    [{kind}] update 6: " in out
     assert says in out
     assert audit_command.main([str(run_dir), "--update", "7", "--json"]) == 3  # on the way there
     assert json.loads(capsys.readouterr().out)["run_again"] == [5, 6]
@@ -108,14 +125,14 @@ def test_a_changed_record_is_found(copy: tuple[Path, sqlite3.Connection], statem
 
 def test_another_trainer_need_only_be_close(copy: tuple[Path, sqlite3.Connection], monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir, db = copy
-    db.execute("UPDATE updates SET record = json_replace(record, '$.weights_digest_out', 'beef') WHERE update_id = 6")
+    change(db, "$.weights_digest_out", "beef")
     monkeypatch.setattr(scratch, "trainer_fingerprint", lambda config, policy: "another")
     found = rerunning.rerun_update(run_dir, 6)
     assert found.result == "clean"
     assert found.then != found.now
     assert any("was trained on another trainer" in note for note in found.notes)
     assert any("weights digest was beef" in note for note in found.notes)
-    db.execute("UPDATE updates SET record = json_replace(record, '$.steps[0].grad_norm', 0.1) WHERE update_id = 6")
+    change(db, "$.steps[0].grad_norm", 0.1)
     assert rerunning.rerun_update(run_dir, 6).result == "1 findings"
 
 

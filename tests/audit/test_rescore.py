@@ -16,7 +16,7 @@ from wire.record import F32
 
 def span(old: list[float], trainer: str = "here", start: int = 1) -> SpanRow:
     data = np.array(old, F32).tobytes()
-    return SpanRow("r", 0, 3, start, start + len(old), 1, "resident", "w", trainer, 4, 64, 0, data, digest(data))
+    return SpanRow("r", 0, 3, start, start + len(old), 1, "resident", "w", trainer, 4, 64, 0, data, digest(data), None)
 
 
 def test_the_same_trainer_must_agree_bit_for_bit() -> None:

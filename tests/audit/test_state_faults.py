@@ -59,7 +59,9 @@ FAULTS = {
     "an answer's payload": (
         "UPDATE eval_rollouts SET payload = zeroblob(60) WHERE payload IS NOT NULL AND eval_id = 2", "eval", "its payload"),
     "an answer's head": (f"UPDATE eval_rollouts SET head = replace(head, 'stop', 'sto') WHERE rollout_id = {ANSWER}", "eval", "its head"),
-    "an answer's version": (f"UPDATE eval_rollouts SET version = 1 WHERE rollout_id = {ANSWER}", "eval", "of version 1, the head"),
+    "an answer's purpose": (f"UPDATE eval_rollouts SET purpose = 'eval1' WHERE rollout_id = {ANSWER}", "eval", "'eval1', 0, 6, 1.0"),
+    "an answer's version": (
+        f"UPDATE eval_rollouts SET version = 1 WHERE rollout_id = {ANSWER}", "eval", "'greedy_baseline', 1, 6, 1.0, None), the head"),
     "an evaluation's state": (
         "UPDATE evals SET state = 'pending' WHERE eval_id = 1", "eval", "the row says Evaluation(version=0, updates=0"),
     "an evaluation's failures": ("UPDATE evals SET failed = 3 WHERE eval_id = 1", "eval", "result=(0.5, 1.0, 3)"),

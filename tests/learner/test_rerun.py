@@ -17,9 +17,11 @@ from learner.rerun import Again, Past, differences, next_past, rerun
 from learner.start import load_newest
 from replay.audit import audit
 from replay.books import books
+from replay.client import BlockingClient
 from replay.reader import RunReader
 from tests.learner.test_loop import no_contrast, two_spans
 from tests.support.learning import Answer, LearningDaemon, RandomActor, acting, make_run_config, random_answer
+from wire.errors import StoreError
 from wire.record import RolloutHead, WorkOrder
 
 pytestmark = pytest.mark.deepspeed
@@ -198,11 +200,41 @@ def test_what_is_no_longer_retained_cannot_be_run_again(tmp_path: Path, said: li
     with LearningDaemon(config) as daemon, acting(daemon.endpoint, config):
         killed_at(daemon, 2)
         with closing(sqlite3.connect(daemon.run_dir / "replay.sqlite", timeout=10, isolation_level=None)) as db:
+            db.execute("INSERT INTO ledger VALUES (1000000, 'retention', '{\"update\": 2}', '', '')")  # as if it had gone as far
             db.execute("UPDATE rollouts SET payload = NULL WHERE rollout_id = (SELECT min(rollout_id) FROM rollouts WHERE update_id = 2)")
         again = daemon.learner()
         again.start()
         assert said == ["cannot catch up: not retained: what update 2 was trained on"]
         assert (again.version, lost(daemon.run_dir)) == (3, 8)
+
+
+@pytest.mark.parametrize(("statement", "what"), [
+    ("UPDATE spans SET old = CAST(substr(old, 1, 1) || x'40' || substr(old, 3) AS BLOB) WHERE rollout_id = "
+     "(SELECT min(rollout_id) FROM rollouts WHERE update_id = 2)", "update 2: the old log-probs of rollout t0000002.1.0, span 0,"),
+    ("UPDATE rollouts SET payload = NULL WHERE rollout_id = (SELECT min(rollout_id) FROM rollouts WHERE update_id = 2)",
+     "update 2: a payload or old log-probs, which no retention removed,"),
+])
+def test_a_damaged_store_ends_replay_and_forks_nothing(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch, statement: str,
+                                                       what: str) -> None:
+    """One byte of one old log-prob made this a fork once: two versions given up and eight rollouts lost, for other kernels."""
+    config = make_run_config(tmp_path)
+    call = BlockingClient.call
+    with LearningDaemon(config) as daemon:
+        with acting(daemon.endpoint, config):
+            killed_at(daemon, 2)
+        with closing(sqlite3.connect(daemon.run_dir / "replay.sqlite", timeout=10, isolation_level=None)) as db:
+            assert db.execute(statement).rowcount > 0
+        again = daemon.learner()
+        monkeypatch.setattr(BlockingClient, "call", lambda self, request, bulk=b"": call(self, request, bulk, timeout_s=2.0))
+        with pytest.raises(TimeoutError):  # a process would wait for a replay that comes back
+            again.start()
+        daemon.thread.join(10)
+        assert isinstance(daemon.error, StoreError)
+        assert str(daemon.error).startswith(f"{what} in the store is not what was acknowledged")
+        run_dir = daemon.run_dir
+    assert said == []
+    assert versions(run_dir) == [(0, None, "live"), (1, 0, "live"), (2, 1, "live")]
+    assert lost(run_dir) == 0
 
 
 @pytest.fixture(scope="module")

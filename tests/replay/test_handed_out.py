@@ -70,7 +70,7 @@ RECALLED = {
     "a column's name": ("UPDATE update_columns SET name = 'x' WHERE update_id = 2 AND name = 'cur'", "update 2: the list of its columns"),
     "the weights of the last version": ("UPDATE versions SET weights_digest = 'x' WHERE version = 3", "the row of version 3"),
     "the weights it made": ("UPDATE versions SET weights_digest = 'x' WHERE version = 2", "update 2: the row of version 2"),
-    "no payload": (f"UPDATE rollouts SET payload = NULL WHERE {ONE}", "update 2: a payload or old log-probs, which retention keeps"),
+    "no payload": (f"UPDATE rollouts SET payload = NULL WHERE {ONE}", "update 2: a payload or old log-probs, which no retention removed"),
 }  # fmt: skip
 
 
@@ -128,10 +128,12 @@ def test_it_is_not_run_again(build: RunBuilder, name: str) -> None:
     refuses(build, Recall(build.learner, 1, 1), what)
 
 
-def test_without_the_checkpoint_what_is_gone_may_be_gone(build: RunBuilder) -> None:
-    """Retention removed it with the checkpoint that the learner still holds: it is refused, and forks."""
+def test_what_retention_removed_is_refused_and_no_damage(build: RunBuilder) -> None:
+    """The learner forks then: it holds a checkpoint from before."""
     build.update()
     damage(build, f"UPDATE rollouts SET payload = NULL WHERE {ONE}")
+    refuses(build, Recall(build.learner, 1, 1), "update 2: a payload or old log-probs, which no retention removed")
+    build.core.begin().record("retention", {"version": 2, "update": 2})
     with pytest.raises(AssertionError, match="not retained: what update 2 was trained on"):
         build.ask(Recall(build.learner, 1, 1))
 
