@@ -64,7 +64,9 @@ def rerun_update(run_dir: Path, update: int) -> Rerun:
                           f"`torchrun --nproc-per-node {one.saved.world} -m leeway.cli audit {run_dir} --update {update}`")
     with RunReader(run_dir) as run:
         way = [number for number in updates_since(run.db, one.saved.version) if number <= update]
-    scratch, then, now, skipped = Scratch(run_dir, one, threads), {}, {}, False
+    scratch, skipped = Scratch(run_dir, one, threads), False
+    then: dict[str, Any] = {}
+    now: dict[str, Any] = {}
     for number in way:
         try:
             past = read_past(*_recall(run_dir, number))
