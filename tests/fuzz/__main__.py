@@ -5,6 +5,7 @@ where `make test` tries it again.
 
 import argparse
 import importlib
+import logging
 import random
 import sys
 import tempfile
@@ -28,6 +29,7 @@ def main() -> None:
 
     import atheris
 
+    logging.disable(logging.CRITICAL)
     with atheris.instrument_imports(include=OURS):
         target = importlib.import_module(f"tests.fuzz.{options.target}")
 

@@ -2,7 +2,6 @@
 outstanding, anchors missing, a checkpoint to fork to. Whatever they say: an answer or a refusal (RunError, the end of the run by its own
 rules, is one), the books balance, nothing that is not a number is stored, and a restarted replay knows what this one knew."""
 
-import logging
 import random
 from types import SimpleNamespace
 
@@ -21,7 +20,6 @@ from wire.errors import ProtocolError, RunError
 
 MOST = 12
 """Messages of an input that are looked at."""
-logging.disable(logging.CRITICAL)
 WHOLE, KNOWN = prepare()
 
 
