@@ -52,6 +52,7 @@ def test_time_that_replay_was_away_is_on_nobodys_lease(stage: Stage, make_daemon
     stage.clock.at += 5.0
     daemon.step()
     stage.clock.at += 100.0
+    caplog.clear()
     daemon.step()
     assert caplog.messages == ["replay itself stood still for 100.0 s: orders' leases are longer by as much"]
     for _ in range(25):  # 5 + 25 = 30 s of its own
