@@ -1,5 +1,6 @@
 """What is shipped: every package folder is listed, every data file is in it, versions are pinned, the reference page is current."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -39,7 +40,7 @@ def test_the_configuration_page_is_current() -> None:
 
 def test_requirements_are_pinned_and_constraints_agree() -> None:
     def pins(name: str) -> dict[str, str]:
-        lines = [line.split("#")[0].strip() for line in (ROOT / name).read_text().splitlines()]
+        lines = [re.split("[#;]", line)[0].strip() for line in (ROOT / name).read_text().splitlines()]
         return {package.lower().replace("_", "-"): version for package, _, version in (line.partition("==") for line in lines if line)}
 
     constraints = pins("constraints-cpu.txt")

@@ -21,6 +21,7 @@ from leeway.plan import Plan, make_plan, settle_endpoint
 from leeway.programs import Spec
 from leeway.run import Session
 from leeway.screen import PlainScreen
+from replay.store import SCHEMA_VERSION
 from wire.errors import ConfigError
 from wire.process import free_port
 
@@ -150,7 +151,7 @@ def test_the_last_evaluation_may_take_its_time(tmp_path: Path, monkeypatch: pyte
 
 def test_an_evaluation_that_never_ended_is_no_success(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "replay.sqlite") as db:
-        db.executescript((ROOT / "replay" / "schema.sql").read_text())
+        db.executescript((ROOT / "replay" / "schema.sql").read_text() + f"PRAGMA user_version = {SCHEMA_VERSION};")
         db.execute("INSERT INTO evals (eval_id, version, updates, state) VALUES (1, 0, 0, 'done'), (2, 9, 9, 'pending')")
     session = Session.__new__(Session)
     session._run_dir = tmp_path
