@@ -62,7 +62,7 @@ def make_config(folder: Path, *, keyed: bool = False) -> Config:
         "security": {"keys": str(folder / "keys")} if keyed else {},
         "model": {"path": "none"}, "run": {"dir": str(folder / "runs")}, "task": {"train": str(folder / "train.jsonl")},
         "sampling": {"n": GROUP, "max_new_tokens": TOKENS},
-        "replay": {"endpoint": "tcp://127.0.0.1:*", "max_staleness": 7, "order_lease_s": 600.0},
+        "replay": {"endpoint": "tcp://127.0.0.1:*", "max_staleness": 7, "order_lease_s": 600.0, "max_rollouts": 2 * MANY},
         "learner": {"groups_per_update": 64, "updates": 1000}, "eval": {"samples": 0, "greedy": False}})  # fmt: skip
 
 

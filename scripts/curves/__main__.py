@@ -1,7 +1,8 @@
 """`python -m scripts.curves [--only RECIPE]... [--engine none|fp8] [--budget 0|4] [--updates N] [--again] [--keep] [--jobs N]`: run
 what is not measured yet at this source, each a real `leeway run` on the demo, N at a time; then write docs/recipes.md anew.
 
-A run that fails is named, and the rest go on. Exit 0: all learned or held; 1: one failed; 3: one ended more than .05 below its beginning.
+A run that fails is named, and the rest go on. Exit 0: all learned or held; 1: one failed; 3: one ended more than .05 below its
+beginning; 130: interrupted.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from scripts.curves import rows
 from scripts.curves.draw import spark
 from scripts.curves.plan import BUDGETS, CONFIG, ENGINES, UPDATES, Case, cases, pointless, settings, source_digest
 from scripts.recipe_reference import PAGE, page
+from wire.process import INTERRUPTED
 
 FELL = 0.05
 LIMIT_S = 900.0
@@ -25,10 +27,13 @@ def main(arguments: list[str]) -> int:
     chosen = parse(arguments)
     some = [case for case in cases() if not (chosen.only and case.recipe not in chosen.only or chosen.engine not in (None, case.engine)
                                              or chosen.budget not in (None, case.budget))]
-    with ThreadPoolExecutor(chosen.jobs) as pool:
+    pool = ThreadPoolExecutor(chosen.jobs)
+    try:
         codes = set(pool.map(lambda case: _case(case, chosen), some))
-    PAGE.write_text(page())
-    return 1 if 1 in codes else max(codes, default=0)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C: those that run end by it too, and no other begins
+        PAGE.write_text(page())
+    return next((code for code in (INTERRUPTED, 1, 3) if code in codes), 0)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -55,6 +60,8 @@ def _case(case: Case, chosen: argparse.Namespace) -> int:
     try:
         run = measure(name, [CONFIG], limit_s=LIMIT_S, **(ran_with := settings(case, chosen.updates)))
     except RuntimeError as error:
+        if str(error).startswith(f"{name}: exit {INTERRUPTED}\n"):
+            return INTERRUPTED
         rows.keep(case, source, {"failed": str(error).strip().splitlines()[-1][:200]})
         print(f"{case}: FAILED\n{error}", flush=True)
         return 1
@@ -75,4 +82,7 @@ def _say(case: Case, row: rows.Row) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

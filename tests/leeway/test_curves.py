@@ -38,6 +38,8 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         (tmp_path / "runs" / f"bench-{name}").mkdir(parents=True, exist_ok=True)
         if settings["recipe.name"] == "gspo":
             raise RuntimeError("gspo: exit 1\nthe last word")
+        if settings["recipe.name"] == "tis":
+            raise RuntimeError(f"{name}: exit 130\nstopped")
         return run(0.5, 0.4 if settings["recipe.name"] == "grpo" else 0.6)
 
     monkeypatch.setattr(rows.read, "__defaults__", (tmp_path / "curves.jsonl",))
@@ -127,11 +129,16 @@ def test_a_recipe_that_fell_is_a_finding_and_the_folder_of_a_good_run_goes(start
 
 
 def test_runs_side_by_side_keep_every_row(started: list[str]) -> None:
-    some = ["dapo", "dr_grpo", "grpo", "tis", "icepop"]
+    some = ["dapo", "dr_grpo", "grpo", "grpo_kl", "icepop"]
     assert program.main([*(word for name in some for word in ("--only", name)), "--jobs", "4"]) == 3
     assert sorted(started) == sorted(f"curve-{name}-{engine}-{budget}".replace("_", "-")
                                      for name in some for engine in ("none", "fp8") for budget in (0, 4))
     assert len(rows.read()) == 20
+
+
+def test_an_interrupted_run_is_no_result(started: list[str]) -> None:
+    assert program.main(["--engine", "none", "--budget", "4", "--only", "tis", "--only", "dr_grpo"]) == 130
+    assert len(started) == 2 and set(rows.read()) == {STALE}
 
 
 def test_a_run_that_hangs_is_asked_to_stop() -> None:
