@@ -99,8 +99,10 @@ class Daemon:
         return self._looked
 
     def take_messages(self) -> bool:
-        """Whether all that had arrived was taken."""
+        """Whether all that had arrived was taken. What comes while a commit is due waits for it, and is on its way meanwhile."""
         for _ in range(BURST):
+            if self.core.store.due_in(self.core.now) == 0.0:
+                return False
             if (received := self.router.receive()) is None:
                 return True
             try:
