@@ -1,5 +1,8 @@
 """Commit: one transaction for the groups trained, the update record with its columns, and the new version. Repeating it changes nothing."""
 
+import json
+import math
+
 import msgspec
 
 from replay.baselines import baselines_of
@@ -36,9 +39,10 @@ def commit(core: Core, session: Session, request: Commit, bulk: bytes) -> Reply:
         add_version(core, request.notice, record.version_in, record.update)
     core.apply("commit", transitions, update=record.update, skipped=record.skipped, record=record_digest,
                columns={name: digest(data) for name, _, data in columns}, notice=msgspec.to_builtins(request.notice))
-    core.last_metrics = metrics_line(core, record)
-    store.db.execute("UPDATE updates SET metrics = ? WHERE update_id = ?", (encode(core.last_metrics), record.update))
-    core.metrics_due.append(encode(core.last_metrics))
+    line = encode(metrics_line(core, record))
+    core.last_metrics = json.loads(line)  # as a restarted replay reads it: null for what is no number
+    store.db.execute("UPDATE updates SET metrics = ? WHERE update_id = ?", (line, record.update))
+    core.metrics_due.append(line)
     core.plan_evaluation()
     return Committed(core.committed, store.ledger.head, core.training_done)
 
@@ -71,6 +75,8 @@ def _refuse_rows(core: Core, record: UpdateRecord) -> Refusal | None:
         return Refusal("protocol", f"update {record.update}: rollout_ids and response_lens are not the scored rollouts of the lease")
     if record.greedy_rewards != [getattr(head.verdict, "reward", None) for head in baselines_of(core.store.db, record.group_ids)]:
         return Refusal("protocol", f"update {record.update}: greedy_rewards are not those of the lease")
+    if odd := [name for name, seconds in record.seconds.items() if not math.isfinite(seconds)]:  # JSON has no such number: see `recall`
+        return Refusal("protocol", f"update {record.update}: seconds.{odd[0]} is {record.seconds[odd[0]]}")
     if unknown := [dtype for _, dtype in record.columns if dtype not in ITEM_SIZES]:
         return Refusal("protocol", f"update {record.update}: unknown column type {unknown[0]!r}")
     return None
