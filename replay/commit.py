@@ -1,5 +1,8 @@
 """Commit: one transaction for the groups trained, the update record with its columns, and the new version. Repeating it changes nothing."""
 
+import json
+import math
+
 import msgspec
 
 from replay.baselines import baselines_of
@@ -27,8 +30,8 @@ def commit(core: Core, session: Session, request: Commit, bulk: bytes) -> Reply:
     transitions = core.book.skipped() if record.skipped else core.book.trained()
     core.stepped, core.skipped = core.stepped + (not record.skipped), core.skipped + record.skipped
     core.next_update = record.update + 1
-    core.last_metrics = metrics_line(core, record)
-    metrics = encode(core.last_metrics)
+    metrics = encode(metrics_line(core, record))
+    core.last_metrics = json.loads(metrics)  # as a restarted replay reads it: null for what is no number
     store.db.execute("INSERT INTO updates VALUES (?, ?, ?, ?, 'committed', ?, ?, ?, ?)", (
         record.update, record.version_in, record.version_out, record.skipped, body, record_digest, metrics, wall))
     columns = _columns(record, bulk)
@@ -73,6 +76,8 @@ def _refuse_rows(core: Core, record: UpdateRecord) -> Refusal | None:
         return Refusal("protocol", f"update {record.update}: rollout_ids and response_lens are not the scored rollouts of the lease")
     if record.greedy_rewards != [getattr(head.verdict, "reward", None) for head in baselines_of(core.store.db, record.group_ids)]:
         return Refusal("protocol", f"update {record.update}: greedy_rewards are not those of the lease")
+    if odd := [name for name, seconds in record.seconds.items() if not math.isfinite(seconds)]:  # JSON has no such number: see `recall`
+        return Refusal("protocol", f"update {record.update}: seconds.{odd[0]} is {record.seconds[odd[0]]}")
     if unknown := [dtype for _, dtype in record.columns if dtype not in ITEM_SIZES]:
         return Refusal("protocol", f"update {record.update}: unknown column type {unknown[0]!r}")
     return None

@@ -1,5 +1,6 @@
 """A committed update, asked for again: as it was leased, as long as a checkpoint before it is kept."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from replay.recall import recall, updates_since
 from tests.replay.conftest import Stage
 from tests.replay.test_fork import advance, at_version_three
+from tests.replay.test_store import facts
 from tests.support.replay import LightLearner, notice
 from wire.digest import digest
 from wire.errors import ProtocolError, RefusedError, RunError, TryAgainError
@@ -40,6 +42,23 @@ def test_an_update_comes_back_as_it_was_leased(stage: Stage) -> None:
     tokens = sum(record.response_lens)
     assert len(reply.anchors) == len(reply.heads) == 4
     assert reply.column_digests == [digest(columns[: 4 * tokens]), digest(columns[4 * tokens :])]
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_number_that_json_does_not_know_is_null_or_refused(stage: Stage, value: float) -> None:
+    """What is committed can be asked for again, and a restarted replay knows what this one knew."""
+    learner, actor = stage.learner(), stage.actor()
+    actor.pull(want=0)
+    actor.work()
+    leased = learner.lease()
+    with pytest.raises(ProtocolError, match="update 1: seconds.wait is "):
+        learner.commit(leased, seconds={"update": 0.5, "wait": value})
+    learner.commit(leased, metrics={"loss": 0.5, "more": value}, steps=[{"lr": value}])
+    assert ask(learner, 0, 0)[0].record.metrics == {"loss": 0.5, "more": None}  # type: ignore[union-attr]
+    before = facts(stage)
+    assert before["metrics"]["more"] is None
+    stage.reopen()
+    assert facts(stage) == before
 
 
 def test_updates_come_in_order_and_then_there_is_none(stage: Stage) -> None:
