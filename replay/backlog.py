@@ -15,7 +15,7 @@ LARGE = (Fetch, Unscored, Lease, Recall)
 MOST_BYTES = 32 << 20
 """Under way to one account: eight chunks of weights; an actor asks for four at once."""
 MOST_WAITING = 64
-"""Requests of one account that wait. More is not how Leeway's own processes ask: the rest is refused."""
+"""Requests of one process that wait: many may have the same key. More is not how Leeway's own ask: the rest is refused."""
 LOOK_EVERY_S = 0.02
 
 
@@ -28,7 +28,7 @@ class Backlog:
 
     def account(self, call: Call) -> str:
         """Whose answer this is; "" when it is not large, or its sender is nobody: then it is small."""
-        session = self._core.sessions.get(getattr(call.request, "epoch", -1)) if isinstance(call.request, LARGE) else None
+        session = self._core.sessions.get(_epoch(call)) if isinstance(call.request, LARGE) else None
         return "" if session is None else call.who.name if call.who else session.name
 
     def take(self, call: Call) -> bool | Refusal:
@@ -39,7 +39,7 @@ class Backlog:
         waiting = self._waiting[account]
         if any((before.peer, before.seq) == (call.peer, call.seq) for before in waiting):
             return True  # it was sent again
-        if len(waiting) >= MOST_WAITING:
+        if sum(_epoch(before) == _epoch(call) for before in waiting) >= MOST_WAITING:
             return Refusal("protocol", f"{MOST_WAITING} requests of {account!r} wait for it to read what it was sent before: this one is "
                                        "not answered")
         waiting.append(call)
@@ -63,3 +63,7 @@ class Backlog:
         calls = [call for waiting in self._waiting.values() for call in waiting]
         self._waiting.clear()
         return calls
+
+
+def _epoch(call: Call) -> int:
+    return getattr(call.request, "epoch", -1)

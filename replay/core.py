@@ -67,6 +67,7 @@ class Core:
         self.update_times = UpdateTimes()
         self.finished = False
         self.last_metrics: dict[str, Any] = {}
+        self.full_told = False
         self.metrics_due: list[str] = []
         self.retention_due = False
         self.sweep_due = False
@@ -111,6 +112,12 @@ class Core:
     @property
     def full(self) -> bool:
         return self.kept + self.on_order + self.config.sampling.n > self.config.replay.max_rollouts
+
+    def tell_full(self) -> None:
+        if not self.full_told:
+            self.full_told = True
+            log.warning("actors are held back: %d rollouts are stored with their tokens, and replay.max_rollouts = %d; what "
+                        "retention removes after a checkpoint makes room", self.kept, self.config.replay.max_rollouts)
 
     def begin(self) -> Store:
         """The store with its transaction open."""

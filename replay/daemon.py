@@ -52,7 +52,7 @@ class Daemon:
         self.parked: list[Call] = []
         self.replies: deque[Answered] = deque()
         self.backlog = Backlog(core, self.under_way)
-        self._ticked = 0.0
+        self._ticked = self._expired = 0.0
         self._started = self._looked = core.now
 
     async def run(self) -> None:
@@ -74,8 +74,7 @@ class Daemon:
         """One turn of the loop."""
         self.look_at_clock()
         drained = self.take_messages()
-        if drained:  # a sign of life that has arrived counts
-            self.let_time_act()
+        self.let_time_act(drained)
         self.answer_parked()
         self.answer_backlog()
         self.commit_if_due(drained)
@@ -142,10 +141,13 @@ class Daemon:
         """Bytes for this account that are still in this process."""
         return self.router.under_way(account) + sum(len(one.bulk) for one in self.replies if one.account == account)
 
-    def let_time_act(self) -> None:
-        if (now := self.look_at_clock()) - self._ticked >= TICK_S:
-            self._ticked = now
+    def let_time_act(self, drained: bool) -> None:
+        """A lease ends only when all that had arrived was taken: a sign of life may be among it."""
+        if drained and (now := self.look_at_clock()) - self._expired >= TICK_S:
+            self._expired = now
             self.core.expire_orders(now)
+        if (now := self.core.now) - self._ticked >= TICK_S:
+            self._ticked = now
             if strangers := self.router.strangers():
                 self.core.begin().count("strangers_refused", strangers)
                 log.warning("%d handshakes or messages refused: somebody without a key on the list, or without ours", strangers)

@@ -102,10 +102,14 @@ def _train_orders(core: Core, session: Session, request: Pull) -> list[WorkOrder
         return []
     settings = core.config
     useful = (settings.learner.updates - core.stepped) * settings.learner.groups_per_update - core.book.live
+    count = min(core.book.allowance(core.committed, session.confirmed), useful, request.want)
+    if count <= 0:
+        return []
     fits = room(kept=core.kept, on_order=core.on_order, n=settings.sampling.n, live=core.book.live,
                 max_rollouts=settings.replay.max_rollouts, groups_per_update=settings.learner.groups_per_update)
-    count = min(core.book.allowance(core.committed, session.confirmed), useful, fits, request.want)
-    return core.grant(count, session.name) if count > 0 else []
+    if fits < count:
+        core.tell_full()
+    return core.grant(min(count, fits), session.name) if fits > 0 else []
 
 
 def _again(core: Core, session: Session, want: int) -> list[WorkOrder]:

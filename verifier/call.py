@@ -64,8 +64,10 @@ def as_verdicts(result: Any, count: int) -> list[Verdict] | Failed:
 def as_verdict(value: Any) -> Verdict:
     """A finite number is a reward (bool and int become float); anything else is a failure with its reason. Never 0 instead."""
     if isinstance(value, Scored) and not math.isfinite(value.reward):
-        return Failed(f"bad_reward: {value.reward}", value.detail)
-    if isinstance(value, Scored | Failed):
+        return Failed(f"bad_reward: {value.reward}", value.detail[:MAX_DETAIL])
+    if isinstance(value, Failed):
+        return Failed(value.reason[:MAX_DETAIL], value.detail[:MAX_DETAIL])
+    if isinstance(value, Scored):
         return msgspec.structs.replace(value, detail=value.detail[:MAX_DETAIL])
     if value is None:
         return Failed("no_verdict", "the function returned None for this completion")

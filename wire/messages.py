@@ -11,7 +11,7 @@ import msgspec
 
 from wire.record import AnchorSource, Fingerprint, RolloutHead, ScoringPlan, VersionNotice, WorkOrder
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_CHUNK = 4 << 20
 """Bytes of a version's file in one reply."""
 

@@ -25,6 +25,8 @@ LOOPBACK = re.compile(r"tcp://(127\.\d+\.\d+\.\d+|localhost|\[::1\]):(\d+|\*)")
 ZAP_DOMAIN = "leeway"
 """Naming a domain makes libzmq refuse everyone when nobody answers for it; without one it would let everyone in."""
 HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+MOST_DROPPED = 1000
+"""Messages dropped unread in one go."""
 LARGE = zmq.COPY_THRESHOLD
 """Bytes from which on a message is not copied into ZeroMQ's memory, so that its end can be seen."""
 FRAMES_KEPT = 4
@@ -125,8 +127,10 @@ class Router:
 
     def receive(self) -> Received | None:
         """A message that has arrived, None when there is none. What comes on a connection whose key was taken off the list is dropped
-        unread, and counted with the strangers."""
-        while frames := _take(self._plain):
+        unread, and counted with the strangers; after many of them the caller has its turn."""
+        for _ in range(MOST_DROPPED):
+            if not (frames := _take(self._plain)):
+                break
             who = None if self._allowed is None else self._allowed.get(str(frames[0].get("User-Id")).encode())
             if who is not None or self._allowed is None:
                 return Received(frames[0].bytes, [frame.bytes for frame in frames[1:]], who)

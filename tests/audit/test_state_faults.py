@@ -51,6 +51,8 @@ FAULTS = {
         "UPDATE counters SET value = value + 1 WHERE name = 'tokens_generated'", "counter", "the ledger says 126, the row says 127.0"),
     "quarantined": ("UPDATE counters SET value = 0 WHERE name = 'quarantined'", "counter", "the ledger says 1, the row says 0.0"),
     "answers": ("UPDATE counters SET value = 8 WHERE name = 'eval_rollouts'", "counter", "the ledger says 18, the row says 8.0"),
+    "room made": (
+        "UPDATE counters SET value = value + 1 WHERE name = 'payloads_freed'", "counter", "the row says "),
     "a failure's reason": ("UPDATE failures SET reason = 'x'", "failure", "the ledger says quarantined, the row says x"),
     "evidence gone": ("DELETE FROM quarantine", "quarantine", "there is no row"),
     "an order of an evaluation gone": (f"DELETE FROM groups WHERE group_id = {ORDER}", "eval", "the ledger says 6, the row says 5"),

@@ -29,6 +29,7 @@ REFUSED = [
     (tree(replay={"min_scored": 9}), "more than sampling.n"),
     (tree(learner={"groups_per_update": 32, "steps_per_update": 3}), "cannot be split"),
     (tree(learner={"groups_per_update": 32, "ranks": 3}), "cannot be shared by 3 ranks"),
+    (tree(learner={"groups_per_update": 4097}, sampling={"n": 8}, replay={"max_rollouts": 10**6}), "in one message, which holds 32768"),
     (tree(replay={"max_rollouts": 767, "max_staleness": 2}), "would deadlock"),
     (tree(recipe={"engine_low": 5.0, "engine_high": 5.0}), "must be below"),
     (tree(recipe={"group_mass_cap": 1.2, "objective": "ppo"}), "correct twice"),

@@ -46,13 +46,17 @@ def kept(stage: Stage) -> int:
     return stage.rows("SELECT count(*) FROM rollouts WHERE payload IS NOT NULL")[0][0]
 
 
-def test_a_full_store_orders_no_more_than_the_next_update_needs_until_a_checkpoint_makes_room(make_stage: Callable[..., Stage]) -> None:
+def test_a_full_store_orders_no_more_than_the_next_update_needs_until_a_checkpoint_makes_room(make_stage: Callable[..., Stage],
+                                                                                            caplog: pytest.LogCaptureFixture) -> None:
     stage = full_stage(make_stage)
     core, learner, actor = stage.core, stage.learner(), stage.actor()
     live = [one_update(learner, actor) for _ in range(5)]
     assert live == [4, 4, 2, 2, 2]  # 8 and 12 are stored; then 12, 16, 20 with one update's groups at a time
     assert (core.kept, kept(stage), core.full) == (20, 20, True)
     assert "actors are held back at replay.max_rollouts = 12 (20 are stored with their tokens, 0 on order" in awaited(core)
+    assert [line for line in caplog.messages if "replay.max_rollouts = 12" in line] == [
+        "actors are held back: 12 rollouts are stored with their tokens, and replay.max_rollouts = 12; what retention removes after a "
+        "checkpoint makes room"]
     checkpoint(learner)
     assert (core.kept, kept(stage), core.full) == (0, 0, False)
     assert one_update(learner, actor) == 4

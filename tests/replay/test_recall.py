@@ -1,18 +1,23 @@
 """A committed update, asked for again: as it was leased, as long as a checkpoint before it is kept."""
 
 import math
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
-from replay.recall import recall, updates_since
+import replay.recall as recall_module
+from replay.recall import check_way, recall, updates_since
 from tests.replay.conftest import Stage
 from tests.replay.test_fork import advance, at_version_three
 from tests.replay.test_store import facts
 from tests.support.replay import LightLearner, notice
 from wire.digest import digest
-from wire.errors import ProtocolError, RefusedError, RunError, TryAgainError
+from wire.errors import ProtocolError, RefusedError, RunError, StoreError, TryAgainError
 from wire.messages import Checkpointed, Fork, Leased, Ok, Recall, Recalled
+from wire.record import VersionNotice
 
 
 @pytest.fixture
@@ -116,3 +121,13 @@ def test_only_the_learner_of_today_may_ask(stage: Stage) -> None:
     stage.learner()
     with pytest.raises(TryAgainError, match="was replaced"):
         ask(learner, 0, 0)
+
+
+@pytest.mark.parametrize("parent", [8, 9])
+def test_a_version_that_is_its_own_parent_is_damage_and_no_endless_way(parent: int) -> None:
+    """A bit of `versions.parent` turned over: 8 -> 8, or 8 -> 9 -> 8."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(Path(recall_module.__file__).with_name("schema.sql").read_text())
+        db.executemany("INSERT INTO versions VALUES (?, ?, NULL, '', '', '', 'live', 1, 0.0)", [(0, None), (8, parent), (9, 8)])
+        with pytest.raises(StoreError, match="an update between versions 0 and 9 in the store is not what was acknowledged"):
+            check_way(db, 0, VersionNotice(9, "", "", ""))

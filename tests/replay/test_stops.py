@@ -181,3 +181,18 @@ def test_a_daemon_that_is_stopped_for_longer_than_a_lease_takes_what_living_acto
         chaos.end()
     with RunReader(chaos.run_dir) as run:
         assert run.sql("SELECT state, attempt, count(*) FROM groups GROUP BY 1, 2") == [("complete", 1, 4)]
+
+
+def test_messages_without_end_keep_replay_from_nothing_else(stage: Stage, make_daemon: Callable[[Stage], Daemon],
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    holding_two(stage)  # order_lease_s = 30
+    daemon = make_daemon(stage)
+    monkeypatch.setattr(daemon, "take_messages", lambda: False)
+    looks: list[float] = []
+    monkeypatch.setattr(daemon.watchdog, "look", lambda: looks.append(stage.clock.at))
+    asked: list[float] = []
+    monkeypatch.setattr(daemon.router, "strangers", lambda: asked.append(stage.clock.at))  # looks at the list of keys, too
+    for _ in range(39):
+        stage.clock.at += 1.0
+        daemon.step()
+    assert len(looks) == len(asked) == 39

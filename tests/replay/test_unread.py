@@ -9,11 +9,14 @@ import pytest
 import zmq
 
 from configs.schema import Config
+from replay.backlog import MOST_BYTES, MOST_WAITING, Backlog
+from replay.handlers import Call
 from tests.replay.test_pressure import memory
 from tests.support.chaos import Chaos
-from tests.support.replay import LightActor, LightLearner, make_config, stats
+from tests.support.replay import LightActor, LightLearner, make_config, make_core, stats
 from wire.codec import decode, encode, split
 from wire.digest import digest
+from wire.keys import Known
 from wire.manifest import FILE, version_path
 from wire.messages import MAX_CHUNK, PROTOCOL, Chunk, Fetch, Hello, Refusal, Welcome
 from wire.process import free_port
@@ -135,3 +138,20 @@ def test_what_waits_for_a_peer_that_left_is_let_go(config: Config, pid: int, con
     again = LightActor(config.replay.endpoint, config, "actor")  # the same account
     assert download(again) == content
     again.close()
+
+
+def test_processes_of_one_key_have_their_own_turn(tmp_path: Path) -> None:
+    """Many actors may share a key, and ask for a new version at once: four chunks each."""
+    core = make_core(make_config(tmp_path))
+    backlog = Backlog(core, lambda account: MOST_BYTES)
+    who = Known("actors", "actor")
+    epochs = [core.sessions.open("actor", f"a{number}", 0, 0.0).epoch for number in range(40)]
+
+    def ask(epoch: int, seq: int) -> bool | Refusal:
+        return backlog.take(Call(b"%d" % epoch, seq, Fetch(epoch, 0, FILE, 0, MAX_CHUNK), b"", 0.0, 0.0, who))
+
+    assert [ask(epoch, seq) for epoch in epochs for seq in range(4)] == [True] * 160
+    assert [ask(epochs[0], seq) for seq in range(4, MOST_WAITING)] == [True] * (MOST_WAITING - 4)
+    refused = ask(epochs[0], MOST_WAITING)
+    assert isinstance(refused, Refusal) and "64 requests of 'actors' wait" in refused.reason
+    assert ask(epochs[1], 4) is True

@@ -1,6 +1,7 @@
 """Reward functions that hang, crash, lie and litter: only the guilty fail, and no process is left (checked by the fixture)."""
 
 import asyncio
+import math
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from tests.verifier.helpers import item, processes_with
 from verifier import VerifierPool
+from verifier.call import MAX_DETAIL, as_verdict
 from wire.record import Failed, Scored
 
 pytestmark = pytest.mark.usefixtures("wait_for_none")
@@ -149,3 +151,11 @@ def test_killing_the_parent_ends_its_workers_and_their_children(tmp_path: Path) 
         time.sleep(0.02)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
+
+
+def test_what_a_verdict_says_is_bounded() -> None:
+    """A group's verdicts go in one message."""
+    long = "x" * 10_000_000
+    for given in (Scored(math.nan, long), Scored(1.0, long), Failed("no", long), Failed(long)):
+        verdict = as_verdict(given)
+        assert len(verdict.detail) <= MAX_DETAIL and len(getattr(verdict, "reason", "")) <= MAX_DETAIL
