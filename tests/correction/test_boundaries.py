@@ -94,10 +94,9 @@ def test_opsm_keeps_a_response_at_its_threshold() -> None:
 
 
 def test_m2_is_content_with_exactly_its_budget() -> None:
-    x = tensor(0.25, -0.25, 0.25)
-    assert bool(m2_mask(x, every(x), budget=0.0625).keep_RT.all())
-    assert m2_mask(x, every(x), budget=0.0624).keep_RT.sum() == 1
-    positive = torch.tensor([1.0], dtype=torch.float64)
+    x, positive = tensor(0.25, -0.25, 0.25), torch.tensor([1.0], dtype=torch.float64)
+    assert bool(m2_mask(x, positive, every(x), budget=0.0625).keep_RT.all())
+    assert m2_mask(x, positive, every(x), budget=0.0624).keep_RT.tolist() == [[False, True, False]]
     assert m2_range(tensor(0.25), positive, every(tensor(0.0)), budget=0.0625) == (1.0, math.inf)
     assert m2_range(tensor(0.25), positive, every(tensor(0.0)), budget=0.0624, floor_low=0.0, floor_high=0.0)[1] == pytest.approx(
         math.expm1(math.sqrt(0.0624)))
