@@ -166,7 +166,7 @@ def test_what_drops_for_staleness_reads_prox_over_mu_and_not_prox_over_old(
     b = replace(b, advantage=-b.advantage.abs())
     found = correct(table(b), CorrectionChoice(staleness=name, staleness_hyper=hyper), b.advantage).factors["staleness"]
     by_mu, by_old = (
-        opsm(b.prox - base, b.advantage, b.mask, **hyper) if name == "opsm" else m2_mask(b.prox - base, b.mask, **hyper)
+        opsm(b.prox - base, b.advantage, b.mask, **hyper) if name == "opsm" else m2_mask(b.prox - base, b.advantage, b.mask, **hyper)
         for base in (b.mu, b.old)
     )
     assert torch.equal(found.keep_RT, by_mu.keep_RT)
