@@ -143,7 +143,8 @@ async def test_an_eval_is_answered_with_exactly_its_version_even_backwards_and_t
     temperatures = [request.sampling["temperature"] for name, request in stage.engine.calls if name == "generate"]
     assert 0.0 in temperatures
     assert versions_of(stage, "t2.1.1") == [4]
-    assert stage.replay.applied[-2:] == [1, 4]
+    back = stage.replay.applied[stage.replay.applied.index(3) + 1 :]
+    assert back in ([1, 4], [1, 3, 4])  # the answers may be done before the actor has heard of version 4
     await stage.finish()
 
 
