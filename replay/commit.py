@@ -59,6 +59,8 @@ def _refuse(core: Core, request: Commit) -> Refusal | None:
     out = core.committed if record.skipped else core.next_version
     if record.version_out != out or (None if notice is None else notice.version) != (None if record.skipped else out):
         return Refusal("again", f"update {record.update} makes version {record.version_out}, the next is {out}")
+    if notice is not None and notice.weights_digest != record.weights_digest_out:
+        return Refusal("protocol", f"update {record.update}: the record and the notice name different weights for version {out}")
     if record.group_ids != [group.group_id for group in leased]:
         return Refusal("again", f"update {record.update}: its groups are not those of the lease")
     for group in leased:

@@ -66,6 +66,18 @@ def test_a_number_that_json_does_not_know_is_null_or_refused(stage: Stage, value
     assert facts(stage) == before
 
 
+def test_a_record_and_a_notice_of_different_weights_are_no_commit(stage: Stage) -> None:
+    """Once taken, it could not be recalled: it looked like damage of the store."""
+    learner, actor = stage.learner(), stage.actor()
+    actor.pull(want=0)
+    actor.work()
+    leased = learner.lease()
+    with pytest.raises(ProtocolError, match="update 1: the record and the notice name different weights for version 1"):
+        learner.commit(leased, weights_digest_out="f" * 64)
+    learner.commit(leased)
+    assert ask(learner, 0, 0)[0].record.version_out == 1  # type: ignore[union-attr]
+
+
 def test_updates_come_in_order_and_then_there_is_none(stage: Stage) -> None:
     learner, _ = at_version_three(stage)
     replies = [ask(learner, 1, after)[0] for after in (0, 2, 3)]
