@@ -16,7 +16,7 @@ from tests.replay.conftest import Stage
 from tests.support.replay import DaemonThread, LightActor, LightLearner, make_config, rollout
 from wire.digest import digest
 from wire.errors import StoreError
-from wire.messages import Commit, Hello, SampleFailure
+from wire.messages import PROTOCOL, Commit, Hello, SampleFailure
 from wire.record import Failed
 
 
@@ -123,7 +123,7 @@ def test_the_first_failure_ends_the_daemon_and_nothing_is_acknowledged(tmp_path:
         Failing.when = staticmethod(lambda sql: sql.startswith(statement))
         head = daemon.core.store.one("SELECT count(*) FROM rollouts")
         with pytest.raises(TimeoutError):
-            actor.client.call(Hello("actor", "a1", 1, config.shared()), timeout_s=1.0)
+            actor.client.call(Hello("actor", "a1", PROTOCOL, config.shared()), timeout_s=1.0)
         daemon.thread.join(10)
         assert isinstance(daemon.error, StoreError)
         for client in (learner, actor):
@@ -147,7 +147,7 @@ def test_a_full_disk_ends_the_daemon(tmp_path: Path) -> None:
 
         def fill() -> None:
             for number in range(200):
-                actor.client.call(Hello("actor", f"b{number}", 1, config.shared()), timeout_s=2.0)
+                actor.client.call(Hello("actor", f"b{number}", PROTOCOL, config.shared()), timeout_s=2.0)
 
         with pytest.raises(TimeoutError):
             fill()
