@@ -15,7 +15,7 @@ from replay import daemon as daemon_module
 from tests.replay.conftest import Stage
 from tests.support.replay import ENGINE, DaemonThread, LightActor, LightLearner, make_config, rollout, stats
 from wire.errors import ProtocolError, RefusedError, RunError
-from wire.messages import Applied, Checkpointed, Done, Note
+from wire.messages import Applied, Checkpointed, Done, Leased, Note
 from wire.record import Failed
 
 
@@ -196,10 +196,13 @@ def test_files_go_only_after_the_commit_that_gave_them_up(tmp_path: Path, monkey
     with DaemonThread(config) as daemon:
         learner, actor = LightLearner(daemon.endpoint, config), LightActor(daemon.endpoint, config)
         for _ in range(3):
-            actor.pull(want=0)
-            actor.work()
-            learner.score()
-            version = learner.commit(learner.lease(wait_s=2.0)).version
+            leased: Any = None
+            while not isinstance(leased, Leased):  # on a busy machine an actor may hear of the version later
+                actor.pull(want=0)
+                actor.work()
+                learner.score()
+                leased = learner.lease(wait_s=2.0)
+            version = learner.commit(leased).version
             learner.client.call(Checkpointed(learner.epoch, version, f"checkpoints/v{version:06d}", "d" * 64))
         learner.close()
         actor.close()

@@ -318,7 +318,7 @@ class History(RuleBasedStateMachine):
 
 History.TestCase.settings = settings(max_examples=shared(scaled(300, 10_000)), stateful_step_count=40,
                                      suppress_health_check=list(HealthCheck))
-TestHistory = History.TestCase
+TestHistory = pytest.mark.timeout(7200)(History.TestCase)
 
 
 @pytest.fixture(scope="module", autouse=True)
