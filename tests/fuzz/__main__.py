@@ -6,10 +6,14 @@ where `make test` tries it again.
 import argparse
 import importlib
 import logging
+import os
 import random
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from tests.support.torture import IN_MEMORY, ROOM
 
 OURS = ("configs", "wire", "replay", "actor", "tests.fuzz.planted")
 TARGETS = ("decoder", "handlers", "version_files", "outbox", "keys")
@@ -26,6 +30,9 @@ def main() -> None:
     build.add_argument("--seed", type=int, default=0, help="0: another one each time")
     build.add_argument("--found", default=".", metavar="FOLDER", help="where an input that fails is put")
     options = build.parse_args()
+    if ROOM not in os.environ:
+        with tempfile.TemporaryDirectory(dir=IN_MEMORY, prefix="leeway-") as room:
+            sys.exit(subprocess.call([sys.executable, "-m", "tests.fuzz", *sys.argv[1:]], env={**os.environ, "TMPDIR": room, ROOM: room}))
 
     import atheris
 

@@ -1,5 +1,6 @@
 """An input of a fuzz target: a list of byte strings, each after its length (4 bytes, little-endian). And how messages in it are mutated."""
 
+import os
 import random
 import struct
 import tempfile
@@ -10,7 +11,7 @@ from typing import Any
 import msgpack
 
 from tests.support.mutate import in_bytes, in_floats, inside
-from tests.support.torture import IN_MEMORY
+from tests.support.torture import IN_MEMORY, ROOM
 from wire.digest import digest
 
 LENGTH = 4
@@ -21,8 +22,8 @@ _folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def folder() -> Path:
-    """An empty one, for as long as this process lives."""
-    _folders.append(tempfile.TemporaryDirectory(dir=IN_MEMORY, prefix="leeway-"))
+    """An empty one, for as long as this process lives; under the engine, which ends without a word to Python, as long as its parent."""
+    _folders.append(tempfile.TemporaryDirectory(dir=os.environ.get(ROOM, IN_MEMORY), prefix="leeway-"))
     return Path(_folders[-1].name)
 
 

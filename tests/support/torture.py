@@ -13,6 +13,8 @@ TORTURE = float(os.environ.get("LEEWAY_TORTURE", "0"))
 SHARD, SHARDS = map(int, os.environ.get("LEEWAY_SHARD", "0/1").split("/"))
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Where folders are made that are read back a hundred thousand times, when no disk is what is tested."""
+ROOM = "LEEWAY_FUZZ_ROOM"
+"""Names the folder for all that a fuzzing process writes (`tests/fuzz`)."""
 T = TypeVar("T")
 
 
