@@ -8,17 +8,14 @@ from configs.stacking import check_stacking
 if TYPE_CHECKING:
     from configs.schema import Config
 
-
 ENDPOINT = re.compile(r"tcp://([A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9a-f:]+\]):(\d+|\*)")
-
-
 MOST_ROWS = 32_768
 """Rollouts of one lease: see the limits in wire/codec.py."""
 
 
 def check_tree(config: "Config") -> None:
     """Raises ValueError with one line for the first rule that does not hold."""
-    for rule in (_endpoint, _sampling_contract, _group_sizes, _batch_shape, _no_deadlock, check_stacking, _minirl):
+    for rule in (_endpoint, _sampling_contract, _group_sizes, _batch_shape, _one_message, _no_deadlock, check_stacking, _minirl):
         rule(config)
 
 
@@ -88,9 +85,13 @@ def _minirl(config: "Config") -> None:
                          "set recipe.estimator = 'dr_grpo'")
 
 
-def _no_deadlock(config: "Config") -> None:
+def _one_message(config: "Config") -> None:
     if (rows := config.learner.groups_per_update * config.sampling.n) > MOST_ROWS:
-        raise ValueError(f"groups_per_update x n = {rows} rollouts per update: a lease goes in one message, which holds {MOST_ROWS}")
+        raise ValueError(f"learner.groups_per_update x sampling.n = {rows} rollouts per update, and a lease goes in one message, which "
+                         f"holds {MOST_ROWS}: lower one of them")
+
+
+def _no_deadlock(config: "Config") -> None:
     need = (config.replay.max_staleness + 1) * config.learner.groups_per_update * config.sampling.n
     if config.replay.max_rollouts < need:
         raise ValueError(f"replay.max_rollouts = {config.replay.max_rollouts} would deadlock: a budget of "

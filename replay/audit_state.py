@@ -10,7 +10,7 @@ import msgspec
 from replay.audit_ledger import Story
 from replay.audit_rollouts import Finding
 from replay.audit_told import COUNTED, Evaluation
-from replay.books import FREED
+from replay.books import FREED, PROBE_MEAN
 from replay.reader import RunReader
 from wire.digest import digest
 from wire.record import Fingerprint, RolloutHead, Scored, WorkOrder, fingerprint_id, group_id
@@ -177,7 +177,8 @@ def _rest(run: RunReader, story: Story) -> Iterator[Finding]:
     expected[FREED] = run.one("SELECT count(*) FROM rollouts WHERE payload IS NULL")
     yield from _differ("counter", "counted", expected, {name: counters.get(name, 0) for name in expected})
     meta = dict(run.sql("SELECT key, value FROM meta"))
-    known = {key: value for key, value in meta.items() if key in story.told.meta or key.startswith("probe_mean ") or key == "finished"}
+    known = {key: value for key, value in meta.items()
+             if key in story.told.meta or key.startswith(PROBE_MEAN.format("")) or key == "finished"}
     if int(meta.get("cursor", 0)):
         known["cursor"] = meta["cursor"]
     yield from _differ("meta", "remembered", story.told.meta, known)

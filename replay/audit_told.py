@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from replay.books import PROBE_MEAN
 from replay.sampler import QUARANTINED
 from wire.record import ABORTED_WITHOUT_TOKEN
 
-PROBE_MEAN = "probe_mean {}"
 COUNTED = ("eval_rollouts", "greedy_rollouts", "quarantined", "aborted_without_token", "failed_without_token")
 """Counters that the ledger determines, beside `produced`."""
 

@@ -15,6 +15,8 @@ class Readable(Protocol):
 
 
 PRODUCED = "produced"
+PROBE_MEAN = "probe_mean {}"
+"""Key in `meta`, by fingerprint: the run's baseline for such engines."""
 FREED = "payloads_freed"
 """Counter: rollouts whose tokens and log-probs retention has removed."""
 

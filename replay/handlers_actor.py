@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Iterable
 
+from replay.books import PROBE_MEAN
 from replay.budget import room
 from replay.core import Core, encode
 from replay.sessions import Session
@@ -13,8 +14,6 @@ from wire.record import VersionNotice, WorkOrder, fingerprint_id, group_id
 log = logging.getLogger(__name__)
 LARGEST_VOCABULARY = 1 << 31
 """Token ids are int32."""
-PROBE_MEAN = "probe_mean {}"
-"""Key in `meta`, by fingerprint: the run's baseline for such engines."""
 
 
 def engine(core: Core, session: Session, request: Engine) -> Reply:

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 
+from replay.baselines import baseline_id
 from replay.books import FREED, PRODUCED
 from replay.budget import too_old
 from replay.core import Core
@@ -73,7 +74,7 @@ def _groups(core: Core) -> None:
         found = outcomes.get(group_id, [])
         oldest = min((version for _, outcome, version in found if outcome == "scored"), default=None)
         by_sample = {sample: outcome for sample, outcome, _ in found}
-        rewards = {reward for reward, in core.store.rows(REWARDS, group_id, f"{group_id}.{n}")}
+        rewards = {reward for reward, in core.store.rows(REWARDS, group_id, baseline_id(group_id, n))}
         order = core.orders[group_id] = stored_order(group_id, text, told)
         core.book.restore(Group(group_id, order_id, attempt, n, actor, seq, core.now, state, by_sample, oldest, rewards, order.excused,
                                 order.baseline is not None, order.outlived))
