@@ -3,14 +3,19 @@
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import learner.__main__ as program
+from learner import assemble, ranks
 from learner.ranks import Ranks
 from learner.session import Session
 from learner.stop import Stop
 from learner.stopwatch import Stopwatch
-from wire.errors import TryAgainError
+from tests.support.replay import make_config
+from wire.errors import RunError, TryAgainError
 from wire.messages import Ok, Reply, Request, Stats
 
 
@@ -89,3 +94,26 @@ def test_a_stopping_learner_does_not_wait_for_a_silent_replay(stop: Stop) -> Non
 
 def test_the_last_word_needs_no_reply() -> None:
     Session(Ranks(0, 1, "cpu"), Silent(), Stop()).farewell(Stats())
+
+
+@pytest.mark.parametrize(("ends", "code"), [(True, 0), (False, 130), (RunError("no"), None)])
+def test_a_rank_that_ends_in_order_leaves_the_others_and_one_that_fails_does_not(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool | RunError, code: int | None) -> None:
+    """Left joined, gloo's threads may abort a process whose work is done; after an error the others may be in a collective."""
+    steps: list[str] = []
+
+    def run() -> bool:
+        if isinstance(ends, RunError):
+            raise ends
+        return ends
+
+    session = SimpleNamespace(close=lambda: steps.append("closed"))
+    monkeypatch.setattr(assemble, "assemble", lambda *_: SimpleNamespace(run=run, session=session))
+    monkeypatch.setattr(ranks, "leave", lambda: steps.append("left"))
+    monkeypatch.setattr(program.Stop, "install", lambda self: None)
+    if code is None:
+        with pytest.raises(RunError):
+            program.learn(make_config(tmp_path))
+    else:
+        assert program.learn(make_config(tmp_path)) == code
+    assert steps == ["closed"] + ["left"] * (code is not None)

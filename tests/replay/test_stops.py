@@ -196,3 +196,17 @@ def test_messages_without_end_keep_replay_from_nothing_else(stage: Stage, make_d
         stage.clock.at += 1.0
         daemon.step()
     assert len(looks) == len(asked) == 39
+
+
+def test_what_comes_while_a_commit_is_due_waits_for_it(stage: Stage, make_daemon: Callable[[Stage], Daemon],
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction ends at 1 MiB, however much has arrived."""
+    daemon, asked = make_daemon(stage), list[int]()
+    monkeypatch.setattr(daemon.router, "receive", lambda: asked.append(1))
+    stage.core.begin().wrote((1 << 20) - 1)
+    assert daemon.take_messages() is True and len(asked) == 1
+    stage.core.store.wrote(1)
+    assert daemon.take_messages() is False and len(asked) == 1
+    daemon.step()
+    assert stage.core.store.due_in(stage.clock.at) is None
+    assert daemon.take_messages() is True and len(asked) == 2

@@ -1,6 +1,7 @@
 """Addresses, limits, routing."""
 
 import asyncio
+import itertools
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -8,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 import zmq
 
+from wire import sockets
 from wire.errors import ConfigError
 from wire.sockets import FRAMES_KEPT, Dealer, Received, Router, check_endpoint, check_libzmq
 
@@ -175,3 +177,21 @@ def test_a_connection_lost_while_replies_are_read_does_not_end_the_process() -> 
     own: it used to die here every time."""
     done = subprocess.run([sys.executable, "-c", LOST_BETWEEN], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+async def test_a_flood_of_a_key_taken_off_the_list_gives_others_their_turn(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = itertools.count()
+
+    def take_one(socket: zmq.Socket) -> list[zmq.Frame]:
+        next(taken)
+        return [zmq.Frame(b"peer")]
+
+    class NobodyIsListed:
+        def get(self, key: bytes) -> None:
+            return None
+
+    monkeypatch.setattr(zmq.Frame, "get", lambda frame, name: "key", raising=False)
+    monkeypatch.setattr(sockets, "_take", take_one)
+    monkeypatch.setattr(router, "_allowed", NobodyIsListed())
+    assert router.receive() is None
+    assert next(taken) == router._dropped == 1000
