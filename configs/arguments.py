@@ -2,12 +2,14 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from configs.load import check_name, load
 from configs.schema import Config
+from configs.summary import recipe_lines, warnings
 
 
 class Arguments(NamedTuple):
@@ -33,7 +35,8 @@ def parser(prog: str) -> argparse.ArgumentParser:
     build.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one key, e.g. replay.max_staleness=4")
     build.add_argument("--resume", action="store_true", help="go on with an existing run")
     build.add_argument("--dry-run", action="store_true",
-                       help="print the resolved config, check what can be checked without starting, and exit")
+                       help="print the resolved config and what its recipe computes, check what can be checked without starting, and "
+                            "exit")
     if prog == "leeway replay":
         build.usage = ("leeway replay CONFIG... [--name NAME] [--set KEY=VALUE]... [--resume] [--dry-run]\n"
                        "       leeway replay --verify RUN")
@@ -43,7 +46,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 def parse(argv: list[str], prog: str, check: Callable[[Arguments], object] = lambda arguments: None) -> Arguments:
     """A wrong config or option ends the process: one line, exit 2. `--dry-run` prints the resolved tree as JSON, then does `check`, whose
-    errors are the caller's, and exits 0."""
+    errors are the caller's, says on stderr what the recipe computes, and exits 0."""
     build = parser(prog)
     options = build.parse_args(argv)
     try:
@@ -55,5 +58,7 @@ def parse(argv: list[str], prog: str, check: Callable[[Arguments], object] = lam
     if options.dry_run:
         print(json.dumps(config.model_dump(mode="json"), indent=2), flush=True)
         check(arguments)
+        for line in [*recipe_lines(config), *(f"warning: {line}" for line in warnings(config))]:
+            print(line, file=sys.stderr)
         build.exit(0)
     return arguments

@@ -17,7 +17,7 @@ NAME = re.compile(r"[a-z0-9_-][a-z0-9._-]{0,63}")
 
 
 def load(files: list[Path], sets: list[str]) -> Config:
-    """Join the files left to right, then apply `key.path=value` settings (values as TOML, else as text). Raises ValueError."""
+    """Join the files left to right, then apply `key.path=value` settings (values as TOML, else null, else text). Raises ValueError."""
     tree: dict[str, Any] = {}
     for file in files:
         try:
@@ -81,7 +81,7 @@ def _setting(item: str) -> dict[str, Any]:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text
+        value = None if text == "null" else text
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
@@ -94,13 +94,20 @@ def _one_line(error: ValidationError) -> str:
         near = difflib.get_close_matches(where, Config.model_fields, n=1)
         return f"{where}: unknown table; " + (f"the nearest one is [{near[0]}]" if near else f"there are {', '.join(Config.model_fields)}")
     if first["type"] == "extra_forbidden":
-        known = _known_keys(Config)
-        near = difflib.get_close_matches(where, known, n=1, cutoff=0.0)
-        return f"{where}: unknown key; the nearest one is {near[0]}"
+        near = _near(where)
+        return f"{where}: unknown key; " + ("docs/configuration.md lists all" if near is None else f"the nearest one is {near}")
     if first["type"] == "missing":
         return f"{where}: this key is required"
     message = first["msg"].removeprefix("Value error, ")
     return f"{where}: {message} (got {first['input']!r})" if where else message
+
+
+def _near(where: str) -> str | None:
+    """The key of that name in another table, or one of the same table that looks like it."""
+    known, (table, _, name) = _known_keys(Config), where.rpartition(".")
+    elsewhere = [key for key in known if key.endswith(f".{name}")]
+    names = [key.removeprefix(f"{table}.") for key in known if key.startswith(f"{table}.")]
+    return next(iter(elsewhere + [f"{table}.{near}" for near in difflib.get_close_matches(name, names, n=1)]), None)
 
 
 def _known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:

@@ -32,6 +32,8 @@ def _engine(config: "Config") -> None:
     recipe, steps = config.recipe, config.learner.steps_per_update
     if recipe.engine_low >= recipe.engine_high:
         raise ValueError(f"recipe.engine_low = {recipe.engine_low} must be below recipe.engine_high = {recipe.engine_high}")
+    if recipe.engine == "icepop":
+        _holds_one("engine", recipe.engine_low, recipe.engine_high)
     if recipe.engine == "tis" and recipe.objective == "score":
         raise ValueError("recipe.objective = 'score' has no policy ratio for a TIS weight to go with, and TIS masks nothing: use a ratio "
                          "objective (ppo, cispo, ...), or recipe.engine = 'icepop'")
@@ -57,7 +59,7 @@ def _staleness(config: "Config") -> None:
                              "recipe.objective = 'ppo' with recipe.base = 'prox'")
         if recipe.objective != "unit" and recipe.base != "prox":
             raise ValueError("recipe.staleness = 'decoupled' weighs by prox/old, and cur/old holds that ratio already, so it would correct "
-                             "twice: set recipe.base = 'prox'")
+                             "twice: set recipe.base = 'prox', with learner.steps_per_update = 2 or more or with recipe.prox = 'ewma'")
     if recipe.staleness == "sis":
         if recipe.objective in WITHOUT_RATIO:
             raise ValueError("recipe.staleness = 'sis' leaves rejected tokens to an objective on cur/old, which "
@@ -82,8 +84,9 @@ def _objective(config: "Config") -> None:
         raise ValueError(f"recipe.dual_clip belongs to ppo and gppo: leave it out with recipe.objective = {recipe.objective!r}")
     on_prox = recipe.objective not in WITHOUT_RATIO and recipe.base == "prox" and recipe.prox == "version_in"
     if on_prox and config.learner.steps_per_update == 1:
+        other = "" if recipe.staleness == "decoupled" else ", or recipe.base = 'old'"
         raise ValueError("recipe.base = 'prox' with learner.steps_per_update = 1: cur/prox is identically 1, so clipping would never act; "
-                         "use base = 'old' or more steps per update")
+                         f"set learner.steps_per_update = 2 or more, or recipe.prox = 'ewma'{other}")
     if recipe.prox == "ewma" and recipe.objective in WITHOUT_RATIO:
         raise ValueError(f"recipe.prox = 'ewma' is a proximal policy for an objective that clips against it, which {recipe.objective} does "
                          "not: leave recipe.prox out")
@@ -104,6 +107,17 @@ def _filter(config: "Config") -> None:
     high = GEOMETRIC[1] if recipe.filter_high is None and recipe.filter == "geometric" else recipe.filter_high
     if low is not None and high is not None and low > high:
         raise ValueError(f"recipe.filter_low = {low} is above recipe.filter_high = {high}")
+    if recipe.filter in ("sequence", "geometric") and low is not None and high is not None:
+        _holds_one("filter", low, high)
+    if recipe.filter == "veto" and recipe.filter_threshold is not None and recipe.filter_threshold >= 1:
+        raise ValueError(f"recipe.filter_threshold = {recipe.filter_threshold}: veto drops responses with a token whose old/mu is below it, so "
+                         "from 1 on it would drop nearly all: set it far below 1 (1e-4)")
+
+
+def _holds_one(what: str, low: float, high: float) -> None:
+    if not low <= 1 <= high:
+        raise ValueError(f"recipe.{what}_low = {low} to recipe.{what}_high = {high} leaves out 1, where engine and trainer agree: bounds are on "
+                         "old/mu, and 1 must lie between them")
 
 
 def _reference(config: "Config") -> None:

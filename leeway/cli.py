@@ -100,7 +100,7 @@ COMMANDS = {
     "whatif": Command(_whatif, "RUN --update U [--json]", "one recorded batch under every corrector and recipe, side by side"),
     "keys": Command(_keys, "FOLDER [NAME...]", "make the keys that let actors on other machines in"),
     "doctor": Command(_doctor, "", "does this machine have what Leeway needs"),
-    "recipes": Command(_recipes, "", "the named recipes, and what a recipe can be made of"),
+    "recipes": Command(_recipes, "[NAME]", "the named recipes, and what a recipe can be made of"),
 }
 
 

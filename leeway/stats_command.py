@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from leeway import drift
 from leeway.alarms import Raised, raised, sentence
 from leeway.charts import number
 from leeway.tools import one_line, tool_parser
@@ -50,6 +51,7 @@ def stats(run_dir: Path) -> dict[str, Any]:
             "unscored_spans": run.one(
                 "SELECT count(*) FROM spans JOIN rollouts USING (rollout_id) WHERE source IS NULL AND state IN ('buffered', 'leased')"
             ),
+            "drift": drift.newest(run),
             "alarms": {name: alarm._asdict() for name, alarm in raised(run).items()},
             "evals": [row._asdict() for row in run.read(EvalRow)],
             "actors": [
@@ -88,6 +90,7 @@ def text(name: str, values: dict[str, Any]) -> str:
             f"tokens by age: {_pairs(staleness['tokens'])}",
         ),
         ("sources", f"{_pairs(values['sources'])}; {values['unscored_spans']} spans wait for an anchor"),
+        *(("drift", line) for line in drift.lines(values["drift"])),
         *(("ALARM", sentence(name, Raised(**alarm))) for name, alarm in values["alarms"].items()),
         *(
             (

@@ -46,7 +46,7 @@ def read_record(run: RunReader, update: int) -> UpdateRecord:
     row = next(run.read(UpdateRow, "update_id = ?", update), None)
     if row is None:
         last = run.one("SELECT max(update_id) FROM updates")
-        raise ConfigError(f"no update {update} in {run.run_dir}: " + ("there is none yet" if last is None else f"the last is {last}"))
+        raise ConfigError(f"no update {update} in {run.run_dir}: " + ("there is none yet" if last is None else f"there are 1 to {last}"))
     if row.skipped:
         raise ConfigError(f"update {update} was skipped: no token was trained, so nothing was recorded of it")
     return msgspec.json.decode(row.record, type=UpdateRecord)
@@ -66,7 +66,8 @@ def read_batch(run: RunReader, record: UpdateRecord) -> Any:
         head = msgspec.json.decode(next(run.read(RolloutRow, "rollout_id = ?", rollout_id)).head, type=RolloutHead)
         data = run.payload(rollout_id)
         if data is None or "old" not in columns:
-            raise ConfigError(f"the tokens of update {record.update} are not retained; a run with replay.retain_payloads = true keeps them")
+            raise ConfigError(f"the tokens of update {record.update} are not retained{still_there(run)}; a run with "
+                              "replay.retain_payloads = true keeps all")
         for index, span in enumerate(head.spans):
             part = slice(at + span.start, at + span.end)
             source = ANCHOR_SOURCES[columns["old_source"][part][0]]
@@ -89,6 +90,16 @@ def read_batch(run: RunReader, record: UpdateRecord) -> Any:
                   None if accepted is None else accepted.bool())
 
 
+def still_there(run: RunReader) -> str:
+    """Which updates can be tried instead."""
+    first, last = run.sql("SELECT min(update_id), max(update_id) FROM rollouts WHERE state = 'trained' AND payload IS NOT NULL")[0]
+    return "" if first is None else f"; those of updates {first} to {last} are"
+
+
+LEGEND = """ess, entropy: of the weights, 1 is even. kept: share of the tokens; mass: of the sum of their ratios prox/mu.
+active: of the tokens with an advantage, those that still have a gradient. KL and entropy terms are left out."""
+
+
 def text(values: dict[str, Any]) -> str:
     """The same for people: a line per variant."""
     buckets = [f"{low}-{high}" if low < high else str(low) for low, high in values["buckets"]]
@@ -101,9 +112,9 @@ def text(values: dict[str, Any]) -> str:
     title = (f"update {values['update']} from version {values['version_in']}: {values['rollouts']} rollouts, {values['tokens']} tokens; "
              f"masked shares by response length")
     exact = values["exact_ess"]
-    notes = [] if exact is None else [
-        "cosine, norm: against the score function under exact whole-response ratios prox/mu (scaled to mean 1), "
-        f"whose effective sample size is {exact:.3f}"]
+    notes = [LEGEND] + ([] if exact is None else [
+        "cosine, norm: against the score function, with the line's own advantages and aggregation, under exact whole-response ratios "
+        f"prox/mu (scaled to mean 1), whose effective sample size is {exact:.3f}"])
     notes += [values["note"]] if values["note"] else []
     refused = [f"  {name}: {reason}" for name, reason in values["refused"]]
     return "\n".join([title, "", *lines, "", *notes, *(["not possible here:", *refused] if refused else [])])

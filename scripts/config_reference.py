@@ -18,7 +18,8 @@ Generated from `configs/schema.py` by `scripts/config_reference.py`. A test hold
 
 Every command takes one or more TOML files, joined left to right (a later file wins key by key), then `--set table.key=value` on top. An
 unknown key is an error that names the nearest right one, and so is a setting of `[recipe]` that the chosen method does not
-read. `--dry-run` prints the resolved tree; a run keeps it in `<run>/config.json`.
+read. `--dry-run` prints the resolved tree, and what its recipe computes; a run keeps it in `<run>/config.json`. A value of
+`null` is one that is not set; `--set table.key=null` unsets a key that a file or a recipe sets.
 
 All processes of a run must agree on the tables {", ".join(f"`{name}`" for name in SHARED)} (`replay.endpoint` apart): one that
 differs is refused when it says hello. The rest may differ from process to process.

@@ -46,7 +46,7 @@ def test_for_people_a_line_each(model_run: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(("update", "text"), [
-    (99, "no update 99 in"), (3, "update 3 was skipped"), (1, "tokens of update 1 are not retained")])
+    (99, "there are 1 to "), (3, "update 3 was skipped"), (1, "tokens of update 1 are not retained; those of updates ")])
 def test_one_line_when_it_cannot(pristine: Path, update: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert whatif.main([str(pristine), "--update", str(update)]) == 2
     assert text in capsys.readouterr().err

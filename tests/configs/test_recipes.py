@@ -61,6 +61,13 @@ def test_a_resolved_config_says_the_same_again(tmp_path: Path) -> None:
     assert load_resolved(tmp_path / "config.json") == config
 
 
+def test_null_unsets_what_a_recipe_or_a_file_sets() -> None:
+    config = load([FILES / "tiny-cpu.toml"], ["recipe.name=dapo", "recipe.overlong=null", "task.heldout=null"])
+    assert (config.recipe.overlong, config.recipe.dynamic_sampling, config.task.heldout) == (None, True, None)
+    with pytest.raises(ValueError, match="needs a reference policy"):
+        load([FILES / "tiny-cpu.toml"], ["recipe.name=zcpo", "learner.reference=null"])
+
+
 def test_a_lone_name_that_is_no_recipe_is_refused_and_one_beside_settings_is_a_label() -> None:
     with pytest.raises(ValueError, match="'gmc_grop': no such recipe.*the nearest is gmc_grpo") as error:
         validate(tree(recipe={"name": "gmc_grop"}))

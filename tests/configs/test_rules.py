@@ -71,6 +71,15 @@ REFUSED = [
     (tree(recipe={"objective": "minirl", "estimator": "dr_grpo", "aggregation": "sequence_mean"}), "'sequence_mean' is"),
     (tree(recipe={"objective": "minirl", "aggregation": "length_weighted"}), "unscaled advantages, which estimator = 'grpo'"),
     (tree(recipe={"prox": "ewma", "base": "prox", "ewma_window": 0}), "ewma_window = 0 makes the average the live weights"),
+    (tree(recipe={"engine": "icepop", "engine_low": 1.5}), "engine_low = 1.5 to recipe.engine_high = 5.0 leaves out 1"),
+    (tree(recipe={"engine": "icepop", "engine_high": 0.9}), "engine_low = 0.5 to recipe.engine_high = 0.9 leaves out 1"),
+    (tree(recipe={"filter": "geometric", "filter_low": 1.0005}), "filter_low = 1.0005 to recipe.filter_high = 1.001 leaves out 1"),
+    (tree(recipe={"filter": "sequence", "filter_low": 0.1, "filter_high": 0.5}), "leaves out 1"),
+    (tree(recipe={"filter": "veto", "filter_threshold": 1.0}), "from 1 on it would drop nearly all"),
+    (tree(recipe={"base": "prox"}), "more, or recipe.prox = 'ewma', or recipe.base = 'old'"),
+    (tree(recipe={"base": "prox", "staleness": "decoupled"}), "more, or recipe.prox = 'ewma'$"),  # base = 'old' would be refused in turn
+    (tree(recipe={"clip_low": True}), "recipe.clip_low: true and false are no values of this key"),
+    (tree(recipe={"dual_clip": True}), "recipe.dual_clip: true and false"),
 ]
 
 
@@ -89,8 +98,7 @@ ALLOWED = [
     tree(recipe={"estimator": "remax"}, sampling={"n": 1}),
     tree(recipe={"estimator": "grpo"}, replay={"min_scored": 1}),
     tree(recipe={"filter": "geometric"}),
-    tree(recipe={"filter": "geometric", "filter_low": 1.001}),
-    tree(recipe={"filter": "geometric", "filter_high": 0.999}),
+    tree(recipe={"filter": "geometric", "filter_low": 1.0, "filter_high": 1.0}),
     tree(recipe={"filter": "k3", "filter_low": 2.0}),
     tree(recipe={"objective": "minirl", "estimator": "dr_grpo", "aggregation": "constant"}),
     tree(recipe={"objective": "minirl", "estimator": "rloo", "aggregation": "length_weighted"}),
@@ -101,6 +109,11 @@ ALLOWED = [
     tree(recipe={"kl": 0.1, "kl_estimator": "full", "kl_in": "reward"}, learner={"reference": "initial", "steps_per_update": 2}),
     tree(recipe={"objective": "unit", "staleness": "decoupled", "engine": "tis"}),
     tree(recipe={"staleness": "sis", "engine": "icepop", "objective": "gspo"}, sampling={"top_logprobs": 4}),
+    tree(recipe={"engine": "icepop", "engine_low": 1.0, "engine_high": 1.5}),
+    tree(recipe={"filter": "sequence", "filter_low": 0.5, "filter_high": 1.0}),
+    tree(recipe={"filter": "veto", "filter_threshold": 0.99}),
+    tree(recipe={"engine_low": 2.0}),  # nothing reads it
+    tree(recipe={"dynamic_sampling": True}, task={"chat": True}),
 ]
 
 
@@ -119,6 +132,10 @@ def test_files_join_left_to_right_and_settings_win(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("setting", "says"), [
     ("replay.max_stalenes=4", "replay.max_stalenes: unknown key; the nearest one is replay.max_staleness"),
+    ("recipe.clip=0.2", "recipe.clip: unknown key; the nearest one is recipe.clip_low"),
+    ("recipe.epsilon=0.2", "recipe.epsilon: unknown key; docs/configuration.md lists all"),
+    ("learner.clip_low=0.2", "learner.clip_low: unknown key; the nearest one is recipe.clip_low"),
+    ("model.path=null", "model.path: Input should be a valid string"),
     ("lerner.lr=1", "lerner: unknown table; the nearest one is \\[learner\\]"),
     ("replay.max_staleness=-1", "replay.max_staleness"),
     ("replay.max_staleness=two", "replay.max_staleness"),

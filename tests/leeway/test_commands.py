@@ -1,5 +1,6 @@
 """The command tree: documented, its flags frozen, its bad usage one line and exit 2."""
 
+import json
 import re
 import subprocess
 import sys
@@ -69,6 +70,7 @@ def test_the_help_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(("words", "line"), [
     (["recipe"], "leeway: error: no command 'recipe'; the nearest is recipes"),
     (["doctor", "now"], "leeway: error: unrecognized arguments: now"),
+    (["recipes", "icepopp"], "leeway: error: no recipe 'icepopp'; the nearest is icepop"),
     (["run"], "leeway: error: the following arguments are required: CONFIG"),
     (["run", "a.toml", "--nam", "x"], "leeway: error: unrecognized arguments: --nam x"),
     (["run", ".", "--dry-run"], "leeway: error: .: cannot be read as a config file (Is a directory)"),
@@ -94,6 +96,15 @@ def test_bad_usage_is_one_line_and_exit_2(words: list[str], line: str, tmp_path:
     assert not (tmp_path / "runs").exists()
 
 
+def test_one_recipe_is_described_alone() -> None:
+    done = leeway("recipes", "kpop")
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    assert lines[0] == "kpop              reconstructed: Ling/Ring 2.6 report, arXiv 2606.15079"
+    assert lines[2:4] == ["needs old", "ours: the threshold: none is printed, calibrate it"]
+    assert lines[4:6] == ["advantages: grpo", 'engine, on old/mu: kpop, kpop_threshold = 0.03, kpop_carry = "ratio"']
+    assert len(lines) == 9
+
+
 def test_no_command_shows_the_usage_and_exits_2() -> None:
     done = leeway()
     assert (done.returncode, done.stderr) == (2, cli.usage() + "\n")
@@ -113,8 +124,9 @@ def test_an_existing_run_needs_resume(tmp_path: Path) -> None:
 def test_a_dry_run_prints_the_tree_and_starts_nothing(tmp_path: Path) -> None:
     here(tmp_path)
     done = leeway("run", "a.toml", "--set", "replay.max_staleness=4", "--dry-run", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert '"max_staleness": 4' in done.stdout
+    assert (done.returncode, "warning" in done.stderr) == (0, False)
+    assert "objective: ppo on cur/old, clip_low = 0.2, clip_high = 0.2\n" in done.stderr
+    assert json.loads(done.stdout)["replay"]["max_staleness"] == 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.toml", "somewhere", "train.jsonl"]
 
 
