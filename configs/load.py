@@ -94,8 +94,8 @@ def _one_line(error: ValidationError) -> str:
         near = difflib.get_close_matches(where, Config.model_fields, n=1)
         return f"{where}: unknown table; " + (f"the nearest one is [{near[0]}]" if near else f"there are {', '.join(Config.model_fields)}")
     if first["type"] == "extra_forbidden":
-        near = _near(where)
-        return f"{where}: unknown key; " + ("docs/configuration.md lists all" if near is None else f"the nearest one is {near}")
+        closest = _near(where)
+        return f"{where}: unknown key; " + ("docs/configuration.md lists all" if closest is None else f"the nearest one is {closest}")
     if first["type"] == "missing":
         return f"{where}: this key is required"
     message = first["msg"].removeprefix("Value error, ")

@@ -110,14 +110,14 @@ def _filter(config: "Config") -> None:
     if recipe.filter in ("sequence", "geometric") and low is not None and high is not None:
         _holds_one("filter", low, high)
     if recipe.filter == "veto" and recipe.filter_threshold is not None and recipe.filter_threshold >= 1:
-        raise ValueError(f"recipe.filter_threshold = {recipe.filter_threshold}: veto drops responses with a token whose old/mu is below it, so "
-                         "from 1 on it would drop nearly all: set it far below 1 (1e-4)")
+        raise ValueError(f"recipe.filter_threshold = {recipe.filter_threshold}: veto drops a response with an old/mu below it, "
+                         "so from 1 on it would drop nearly all: set it far below 1 (1e-4)")
 
 
 def _holds_one(what: str, low: float, high: float) -> None:
     if not low <= 1 <= high:
-        raise ValueError(f"recipe.{what}_low = {low} to recipe.{what}_high = {high} leaves out 1, where engine and trainer agree: bounds are on "
-                         "old/mu, and 1 must lie between them")
+        raise ValueError(f"recipe.{what}_low = {low} to recipe.{what}_high = {high} leaves out 1, where engine and trainer agree: bounds "
+                         "are on old/mu, and 1 must lie between them")
 
 
 def _reference(config: "Config") -> None:

@@ -3,7 +3,7 @@
 import json
 from typing import TYPE_CHECKING
 
-from configs.needs import record_needs, uncorrected
+from configs.needs import ewma_window, record_needs, uncorrected
 from configs.readers import READERS, WITH_A_VALUE
 from configs.stacking import WITHOUT_RATIO
 
@@ -20,7 +20,7 @@ def recipe_lines(config: "Config") -> list[str]:
     recipe = config.recipe
     rows = [("rewards", _rewards(config)), ("advantages", _settled(config, "estimator")), ("engine, on old/mu", _settled(config, "engine")),
             ("filter, on old/mu", _settled(config, "filter")), ("staleness", _staleness(config)), ("objective", _objective(config)),
-            ("KL to the reference", _kl(config)), ("entropy", "" if recipe.entropy is None else f"bonus {recipe.entropy}"),
+            ("proximal policy", _average(config)), ("KL to the reference", _kl(config)), ("entropy", "" if recipe.entropy is None else f"bonus {recipe.entropy}"),
             ("aggregation", _joined(recipe.aggregation, [f"constant = {recipe.constant}"] if recipe.aggregation == "constant" else [])
              + ("" if recipe.denominator == "original" else ", over kept tokens only")),
             ("reads beside mu", ", ".join(record_needs(config)))]
@@ -65,6 +65,8 @@ def _staleness(config: "Config") -> str:
     if recipe.group_mass_cap is not None:
         weighed = f"prox/mu of whole responses, capped at {recipe.group_mass_cap} per response of a group"
         return weighed if recipe.staleness == "none" else f"{weighed}; {_settled(config, 'staleness')}, on prox/mu"
+    if recipe.staleness == "sis":
+        return f"sis, on prox/mu over the engine's top {config.sampling.top_logprobs}"
     if recipe.staleness != "none":
         return f"{_settled(config, 'staleness')}, on {'prox/old' if recipe.staleness == 'decoupled' else 'prox/mu'}"
     return "" if recipe.objective in WITHOUT_RATIO or recipe.base == "prox" else "in cur/old, as far as the objective lets it act"
@@ -78,8 +80,12 @@ def _objective(config: "Config") -> str:
         bounds = f"clip_low = {recipe.clip_low}, clip_high = {recipe.clip_high}"
         settings.append("clip set by m2_range" if recipe.staleness == "m2_range" else bounds)
     settings += [] if recipe.dual_clip is None else [f"dual_clip = {recipe.dual_clip}"]
-    settings += _settings(config, "prox", recipe.prox) if recipe.base == "prox" else []
     return _joined(f"{recipe.objective} {on}", settings)
+
+
+def _average(config: "Config") -> str:
+    recipe = config.recipe
+    return f"average over {ewma_window(config)} versions, ewma_reset = {recipe.ewma_reset}" if recipe.prox == "ewma" else ""
 
 
 def _kl(config: "Config") -> str:

@@ -1,4 +1,4 @@
-"""How far off-policy the newest update was, by factor and by age, for `leeway stats`. The words are those of docs/methods.md, Diagnostics."""
+"""How far off-policy the newest update was, by factor and by age, for `leeway stats`. Its words: docs/methods.md, Diagnostics."""
 
 import json
 from collections.abc import Mapping

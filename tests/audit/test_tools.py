@@ -35,15 +35,16 @@ def test_stats_say_how_far_off_policy_the_newest_update_was(run: Path, damage: C
     def factor(size: float) -> dict[str, float]:
         return {"mean_abs": size, "ess": 0.5}
 
-    metrics = {"mismatch": factor(0.01), "staleness_ratio": factor(0.2), "update_ratio": factor(0.0), "total_ratio": factor(0.21), "masked": 0.25,
-               "clipped": 0.125, "ess_corrected": 0.75, "loss": 1.0,
+    metrics = {"mismatch": factor(0.01), "staleness_ratio": factor(0.2), "update_ratio": factor(0.0), "total_ratio": factor(0.21),
+               "masked": 0.25, "clipped": 0.125, "ess_corrected": 0.75, "loss": 1.0,
                "lags": {"0": {"mismatch": factor(0.02), "masked": 0.0}, "2": {"mismatch": factor(0.005), "masked": 0.5}}}
     damage("UPDATE updates SET record = json_set(record, '$.metrics', json(?)) WHERE NOT skipped", json.dumps(metrics))
     values = stats_command.stats(run)
     update = values["drift"]["update"]
     assert values["drift"] == {"update": update, **{key: value for key, value in metrics.items() if key != "loss"}}
     assert [line.split(maxsplit=1)[1] for line in stats_command.text("small", values).splitlines() if line.startswith("drift")] == [
-        f"update {update}: mean |log-ratio| old/mu 0.01, prox/old 0.2, cur/prox 0, prox/mu 0.21; masked 0.25, clipped 0.125, ESS of the weights 0.75",
+        f"update {update}: mean |log-ratio| old/mu 0.01, prox/old 0.2, cur/prox 0, prox/mu 0.21; "
+        "masked 0.25, clipped 0.125, ESS of the weights 0.75",
         "of age 0: mean |log-ratio| old/mu 0.02; masked 0", "of age 2: mean |log-ratio| old/mu 0.005; masked 0.5"]
 
 
