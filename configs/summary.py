@@ -20,7 +20,8 @@ def recipe_lines(config: "Config") -> list[str]:
     recipe = config.recipe
     rows = [("rewards", _rewards(config)), ("advantages", _settled(config, "estimator")), ("engine, on old/mu", _settled(config, "engine")),
             ("filter, on old/mu", _settled(config, "filter")), ("staleness", _staleness(config)), ("objective", _objective(config)),
-            ("proximal policy", _average(config)), ("KL to the reference", _kl(config)), ("entropy", "" if recipe.entropy is None else f"bonus {recipe.entropy}"),
+            ("proximal policy", _average(config)), ("KL to the reference", _kl(config)),
+            ("entropy", "" if recipe.entropy is None else f"bonus {recipe.entropy}"),
             ("aggregation", _joined(recipe.aggregation, [f"constant = {recipe.constant}"] if recipe.aggregation == "constant" else [])
              + ("" if recipe.denominator == "original" else ", over kept tokens only")),
             ("reads beside mu", ", ".join(record_needs(config)))]
