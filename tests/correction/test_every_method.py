@@ -44,8 +44,8 @@ CORRECTORS: dict[str, CorrectionChoice] = {
 }
 CLIP = {"clip_low": 0.1, "clip_high": 0.12}
 HYPER: dict[str, dict[str, Any]] = {
-    "score": {}, "unit": {}, "ppo": {**CLIP, "dual": 1.5}, "gppo": {**CLIP, "dual": 1.5}, "gspo": CLIP, "luspo": CLIP, "cispo": {"cap": 1.1},
-    "ripo": {"delta": 0.005}, "fdiv": {"divergence": "kl", "topology": "binary", "delta": 0.005}, "tapo": CLIP, "minirl": {},
+    "score": {}, "unit": {}, "ppo": {**CLIP, "dual": 1.5}, "gppo": {**CLIP, "dual": 1.5}, "gspo": CLIP, "luspo": CLIP, "tapo": CLIP,
+    "cispo": {"cap": 1.1}, "ripo": {"delta": 0.005}, "fdiv": {"divergence": "kl", "topology": "binary", "delta": 0.005}, "minirl": {},
 }  # fmt: skip
 ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_ema", "zcpo", "remax")
 OVER_THE_BATCH = {"reinforce_pp", "reinforce_pp_ema", "m2_mask", "m2_range"}

@@ -189,7 +189,8 @@ def test_truncated_completions_are_masked_and_their_rewards_count() -> None:
     ends = [9 if truncated else 2 for truncated in cut.tolist()]
     completions = [[1] * (int(length) - 1) + [end] for length, end in zip(LENGTHS, ends, strict=True)]
     made = ([[1]] * ROWS, completions, None, [""] * ROWS, None, None, None, None)
-    found = scored(GRPOTrainer, REWARDS, N, scale_rewards="none", mask_truncated_completions=True, eos_token_ids=[2], _generate=lambda prompts: made)
+    found = scored(GRPOTrainer, REWARDS, N, scale_rewards="none", mask_truncated_completions=True, eos_token_ids=[2],
+                   _generate=lambda prompts: made)
     ours = MASK & ~cut[:, None]
     assert found["completion_mask"].bool().tolist() == ours.tolist()
     assert torch.allclose(found["advantages"], group_advantages(REWARDS, GROUP, estimator="dr_grpo"), atol=1e-14)

@@ -1,4 +1,4 @@
-"""The gradient of every objective in every clip quadrant, and which way each method turns when two policies change places. Literal numbers."""
+"""The gradient of every objective in every clip quadrant, and which way each method turns when two policies change places, in numbers."""
 
 import math
 from collections.abc import Callable
@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-
 
 from correction.choice import CorrectionChoice
 from correction.pipeline import Correction, correct

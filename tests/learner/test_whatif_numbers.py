@@ -1,5 +1,5 @@
-"""Every number of `leeway whatif` against plain loops in Python floats, the cosine's two gradients included: one recipe that weighs, masks and
-clips, on a batch that is stale and of another engine."""
+"""Every number of `leeway whatif` against plain loops in Python floats, its two gradients against autograd through the model: one recipe
+that weighs, masks and clips, on a batch that is stale and of another engine."""
 
 import math
 from typing import Any
@@ -35,15 +35,16 @@ class Plain:
 
     def __init__(self, logged: Logged) -> None:
         assert logged.prox_RT is not None
-        lease, self.own, self.exact = logged.lease, [], []
+        lease = logged.lease
         rewards = [head.verdict.reward for head in lease.heads]  # type: ignore[union-attr]
-        kept_sum = total_sum = 0.0
-        weights, wanted, active, whole = [], 0, 0, []
-        rows = []
+        kept_sum, total_sum, wanted, active = 0.0, 0.0, 0, 0
+        weights: list[float] = []
+        whole: list[float] = []
+        rows: list[tuple[float, list[float]]] = []
         for row, head in enumerate(lease.heads):
             group = [reward for other, reward in zip(lease.heads, rewards, strict=True) if other.order_id == head.order_id]
             advantage = rewards[row] - sum(group) / len(group)
-            columns = (lease.payloads[row].mu, lease.anchors[head.rollout_id, 0].values, logged.prox_RT[row].numpy(), logged.cur_RT[row].numpy())
+            columns = (lease.payloads[row].mu, lease.anchors[head.rollout_id, 0].values, logged.prox_RT[row], logged.cur_RT[row])
             slopes, total = [], 0.0
             for token in range(head.response_len):
                 mu, old, prox, cur = (float(column[token]) for column in columns)
@@ -52,9 +53,12 @@ class Plain:
                 free = r <= 1 + CLIP_HIGH if advantage > 0 else r >= 1 - CLIP_LOW
                 slope = -advantage * r * mismatch if kept and free else 0.0
                 weights.append(mismatch if kept else 0.0)
-                kept_sum, total_sum, total = kept_sum + kept * math.exp(prox - mu), total_sum + math.exp(prox - mu), total + prox - mu
-                wanted, active = wanted + (advantage != 0), active + (slope != 0)
                 slopes.append(slope)
+                kept_sum += kept * math.exp(prox - mu)
+                total_sum += math.exp(prox - mu)
+                total += prox - mu
+                wanted += advantage != 0
+                active += slope != 0
             whole.append(math.exp(total))
             rows.append((advantage, slopes))
         tokens, mean = len(weights), sum(whole) / len(whole)

@@ -1,4 +1,5 @@
-"""A use of a batch is a committed update: the same lease again, and a rerun, are the same use; anything else is refused. What Online IcePop needs."""
+"""A use of a batch is a committed update: the same lease again, and a rerun, are the same use; anything else is refused. Online IcePop
+needs it: its ratio is 1 only while the batch was never trained on."""
 
 from collections.abc import Callable
 from typing import Any
