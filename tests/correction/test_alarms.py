@@ -54,6 +54,23 @@ def test_the_mismatch_of_one_engine_has_a_trend() -> None:
     assert alarms(*grown(50.0, start=1e-5)) == {}  # floating-point noise, however much it grows
 
 
+def test_the_trend_is_each_engines_own_and_not_that_of_all_tokens() -> None:
+    """Another mixture of two steady engines moves the mean; one engine of many that drifts hardly does."""
+    before = HEALTHY._replace(engines={"a": 0.05, "b": 0.4})
+    assert alarms(*[before] * WINDOW, *[before._replace(mismatch=0.35)] * WINDOW) == {}
+    found = alarms(*[before] * WINDOW, *[before._replace(engines={"a": 0.05, "b": 0.8})] * WINDOW)
+    assert list(found) == ["mismatch_trend"]
+    assert "engine b grew from 0.4 to 0.8" in found["mismatch_trend"]
+
+
+def test_an_engine_that_left_raises_nothing_and_one_that_recovers_is_silent_again() -> None:
+    drifted = grown(1.6)
+    gone, well = drifted[-1]._replace(engines={"b": 0.1}), drifted[0]
+    assert list(alarms(*drifted)) == ["mismatch_trend"]
+    assert alarms(*drifted, gone) == {}
+    assert alarms(*drifted, *[well] * WINDOW) == {}
+
+
 def test_an_engine_that_joins_later_has_its_own_beginning() -> None:
     late = [HEALTHY._replace(engines={"a": 0.1, "late": 0.3})] * (2 * WINDOW)
     assert alarms(*[HEALTHY] * 30, *late) == {}

@@ -9,18 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from configs.load import validate
 from correction.mismatch import tis
 from correction.ratios import total_log_ratio
 from correction.reference import reference_kl
 from correction.staleness import opsm
+from learner.chunked_head import selected_log_probs
+from learner.distribution import ENTROPY, KL, LOG_PROB, WholeVocabulary
 from learner.loss import divisors, regularisers
 from learner.objective import aggregate, token_losses
 
 pytest.importorskip("trl", reason="trl is not installed")
 from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import selective_log_softmax, selective_log_softmax_and_entropy
 
 pytestmark = pytest.mark.peer
 
@@ -110,6 +113,11 @@ def test_gspo_and_luspo() -> None:
     assert_same(our_loss("luspo", "sequence_mean", **CLIP), trl_loss("luspo", level="sequence"))
 
 
+def test_their_luspo_on_tokens_is_ppo_summed_over_each_response() -> None:
+    """`length_weighted`: no division by a length."""
+    assert_same(our_loss("ppo", "length_weighted", **CLIP), trl_loss("luspo"))
+
+
 def test_k3_to_the_reference() -> None:
     assert_same(our_loss("ppo", "sequence_mean", **CLIP, kl=0.04), trl_loss("grpo", beta=0.04))
 
@@ -174,3 +182,48 @@ def test_off_policy_sequence_masking(threshold: float) -> None:
     theirs = GRPOTrainer.get_off_policy_mask(advantage[:, None], cur, mu, MASK.double(), threshold)
     assert factor.keep_RT.tolist() == ((theirs > 0) & MASK).tolist()
     assert_same(our_loss("ppo", "sequence_mean", **CLIP, keep=factor.keep_RT), trl_loss("grpo", opsm_threshold=threshold))
+
+
+# ---------------------------------------------------------------- the head's terms
+def logits_and_reference() -> tuple[nn.Linear, nn.Linear, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    head, other = (nn.Linear(6, 11, bias=False, dtype=torch.float64) for _ in range(2))
+    for one in (head, other):
+        one.weight.data = torch.randn(11, 6, generator=generator, dtype=torch.float64)
+    hidden, ref = (torch.randn(7, 6, generator=generator, dtype=torch.float64) for _ in range(2))
+    return head, other, hidden.requires_grad_(), ref, torch.randint(11, (7,), generator=generator)
+
+
+def test_selected_log_probs_and_entropy() -> None:
+    """Ours in float32 by design (`learner/distribution.py`); the chunked head in float64."""
+    head, _, hidden, _, target = logits_and_reference()
+    temperature = torch.full((7,), 0.7, dtype=torch.float64)
+    theirs, entropy = selective_log_softmax_and_entropy(head(hidden)[None], target[None], temperature=0.7)
+    theirs, entropy = theirs[0], entropy[0]
+    assert torch.allclose(selective_log_softmax(head(hidden), target, temperature=0.7), theirs, rtol=0, atol=1e-12)
+    ours, chunked = WholeVocabulary()(head, hidden, target, temperature), selected_log_probs(hidden, head.weight, target, temperature)
+    slope = torch.linspace(-1, 1, 7, dtype=torch.float64)
+    wanted = torch.autograd.grad(theirs @ slope, hidden, retain_graph=True)[0]
+    assert torch.allclose(chunked, theirs, rtol=0, atol=1e-12)
+    assert torch.allclose(torch.autograd.grad(chunked @ slope, hidden)[0], wanted, rtol=0, atol=1e-12)
+    for channel, value in ((LOG_PROB, theirs), (ENTROPY, entropy)):
+        assert torch.allclose(ours[channel].double(), value, rtol=0, atol=1e-5)
+        mine, their = (torch.autograd.grad(one @ slope.to(one.dtype), hidden, retain_graph=True)[0] for one in (ours[channel], value))
+        assert torch.allclose(mine, their, rtol=0, atol=1e-5)
+        assert float(their.abs().max()) > 0.01
+
+
+def test_their_reverse_kl_of_distillation_is_our_kl_over_the_whole_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`beta = 1` is KL(student || teacher): student the policy, teacher the reference."""
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    from trl.experimental.gkd.gkd_trainer import GKDTrainer
+
+    head, other, hidden, ref, target = logits_and_reference()
+    temperature = torch.ones(7, dtype=torch.float64)
+    ours = WholeVocabulary(other, ref)(head, hidden, target, temperature)[KL]
+    theirs = GKDTrainer.generalized_jsd_loss(head(hidden)[None], other(ref)[None].detach(), beta=1, reduction="sum")
+    swapped = GKDTrainer.generalized_jsd_loss(head(hidden)[None], other(ref)[None].detach(), beta=0, reduction="sum")
+    assert float(ours.sum().detach()) == pytest.approx(float(theirs.detach()), rel=1e-5)
+    assert float(swapped.detach()) != pytest.approx(float(theirs.detach()), rel=0.05)
+    mine, their = (torch.autograd.grad(one.sum(), hidden)[0] for one in (ours, theirs))
+    assert torch.allclose(mine, their, rtol=0, atol=1e-5)

@@ -17,7 +17,7 @@ from correction.masked import response_sum
 from correction.mismatch import icepop, tis
 from correction.reference import reference_kl
 from learner.advantage import group_advantages, overlong_penalty
-from learner.objective import aggregate, token_losses
+from learner.objective import aggregate, denominator_of, token_losses
 
 pytest.importorskip("trl", reason="trl is not installed")
 from trl.rewards import get_soft_overlong_punishment
@@ -180,3 +180,34 @@ def test_the_whole_way_from_rewards_to_the_gradient() -> None:
     (slope,) = torch.autograd.grad(loss, cur)
     theirs = trl_loss("dapo", engine_weight=batch["importance_sampling_ratio"], advantage=batch["advantages"])
     assert_same((loss.detach(), slope), theirs)
+
+
+# ---------------------------------------------------------------- what is masked, and split
+def test_truncated_completions_are_masked_and_their_rewards_count() -> None:
+    """TRL sees a response without an end token, we a finish reason of "length". Its baseline holds their rewards, as ours does."""
+    cut = torch.tensor([False, True, False, False, True, False])
+    ends = [9 if truncated else 2 for truncated in cut.tolist()]
+    completions = [[1] * (int(length) - 1) + [end] for length, end in zip(LENGTHS, ends, strict=True)]
+    made = ([[1]] * ROWS, completions, None, [""] * ROWS, None, None, None, None)
+    found = scored(GRPOTrainer, REWARDS, N, scale_rewards="none", mask_truncated_completions=True, eos_token_ids=[2],
+                   _generate=lambda prompts: made)
+    ours = MASK & ~cut[:, None]
+    assert found["completion_mask"].bool().tolist() == ours.tolist()
+    assert torch.allclose(found["advantages"], group_advantages(REWARDS, GROUP, estimator="dr_grpo"), atol=1e-14)
+    assert int(found["num_items_in_batch"]) == int(ours.sum())
+
+
+@pytest.mark.parametrize("sizes", [(6,), (2, 4), (1, 2, 3)])
+def test_micro_batches_share_their_denominator_as_ours_do(sizes: tuple[int, ...]) -> None:
+    """`num_items_in_batch` is TRL's count over the whole step, `denominator_of` ours: any split has the gradient of the whole."""
+    _, old, _, cur, advantage = columns()
+    whole = trl_loss("dapo")
+    total, value, at = sum(denominator_of(MASK[rows], mode="token_mean") for rows in torch.arange(ROWS).split(list(sizes))), 0.0, 0
+    for size in sizes:
+        part = slice(at, at + size)
+        loss = aggregate(token_losses(cur[part], old[part], advantage[part], MASK[part], objective="ppo", **CLIP), MASK[part],
+                         mode="token_mean", denominator=total)
+        loss.backward()
+        value, at = value + float(loss.detach()), at + size
+    assert value == pytest.approx(float(whole[0]), abs=1e-12)
+    assert cur.grad is not None and float((cur.grad - whole[1]).abs().max()) < 1e-12

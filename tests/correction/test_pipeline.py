@@ -68,6 +68,14 @@ def test_refused(settings: dict[str, Any], message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("settings", "message"), REFUSED)
+def test_correcting_itself_refuses_them_too(settings: dict[str, Any], message: str, make_batch: Callable) -> None:
+    """Whoever calls the pure functions without a config is told the same."""
+    b = make_batch()
+    with pytest.raises(ValueError, match=message):
+        correct(table(b), CorrectionChoice(**settings), b.advantage, torch.zeros_like(b.mask))
+
+
 @pytest.mark.parametrize("settings", ALLOWED)
 def test_allowed(settings: dict[str, Any]) -> None:
     check_stacking(CorrectionChoice(**settings))

@@ -2,6 +2,8 @@
 
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,7 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from configs.schema import Config
+from correction.alarms import Watch
 from learner.checkpoint import complete_versions
+from learner.loop import Learner
 from learner.rescore import Wanted, rescore
 from learner.scoring import Row
 from replay.audit import audit
@@ -127,6 +131,32 @@ def test_a_signal_stops_at_the_last_commit_and_the_next_learner_goes_on_from_the
         again = daemon.learner()
         assert again.run()
         assert [(r.update, r.version_out) for r in records(daemon.run_dir)] == [(1, 1), (2, 2), (3, 3), (4, 4)]
+
+
+def test_a_learner_that_goes_on_watches_the_trends_from_the_first_update(config: Config) -> None:
+    with LearningDaemon(config) as daemon, acting(daemon.endpoint, config):
+        learner = daemon.learner()
+        learner.interrupted = lambda: learner.version >= 2  # type: ignore[method-assign]
+        assert not learner.run()
+        again = daemon.learner()
+        assert again.run()
+        found = records(daemon.run_dir)
+        assert len(found) == 4 and all(isinstance(record.metrics["alarms"], dict) for record in found)
+        assert again.watch.mismatch.first == pytest.approx([record.metrics["mismatch"]["mean_abs"] for record in found])
+        assert again.alarmed == set(found[-1].metrics["alarms"])
+
+
+def test_an_alarm_is_in_every_record_while_it_lasts_and_is_logged_when_it_begins(caplog: pytest.LogCaptureFixture) -> None:
+    learner: Any = SimpleNamespace(watch=Watch(), alarmed=set(), ranks=SimpleNamespace(is_first=True))
+    said = []
+    for ess in (0.9, 0.2, 0.2, 0.9, 0.2):
+        metrics: dict[str, Any] = {"lags": {}, "ess_corrected": ess, "total_ratio": {"ess": 0.9}, "weight_mean": 1.0, "masked": 0.0,
+                                   "mismatch": {"mean_abs": 0.1}, "engines": {"a": 0.1}}
+        Learner.raise_alarms(learner, metrics)
+        said.append(list(metrics["alarms"]))
+    assert said == [[], ["ess"], ["ess"], [], ["ess"]]
+    assert [line.partition(":")[0] for line in caplog.messages] == ["alarm ess", "alarm ess"]
+    assert learner.watch.mismatch.first == (0.1,) * 5
 
 
 def test_another_model_than_the_committed_one_is_refused(config: Config, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from correction.pipeline import correct
 from correction.table import PolicyTable
 from learner.batch import LeaseRows, Table, plan_steps, tabulate
 from learner.loss import divisors, micro_loss, regularisers
-from learner.objective import denominator_of
+from learner.objective import OBJECTIVES, denominator_of
 from learner.prepare import Prepared, correction_choice, prepare
 from tests.support.leases import make_lease, tiny_config
 
@@ -25,11 +25,18 @@ RECIPES = [
     {"objective": "score", "aggregation": "constant", "constant": 6, "group_mass_cap": 1.0, "estimator": "rloo"},
     {"objective": "unit", "engine": "icepop", "engine_low": 0.95, "engine_high": 1.05},
     {"objective": "luspo", "aggregation": "sequence_mean", "clip_low": 0.01, "clip_high": 0.01},
+    {"objective": "gppo", "engine": "tis", "engine_cap": 1.02, "clip_low": 0.02, "clip_high": 0.03, "dual_clip": 1.05},
+    {"objective": "gspo", "aggregation": "sequence_mean", "engine": "icepop", "engine_low": 0.95, "engine_high": 1.05, "clip_low": 0.01,
+     "clip_high": 0.01},
     {"objective": "ripo", "filter": "geometric", "filter_low": 0.99, "filter_high": 1.01},
     {"objective": "fdiv", "divergence": "tv", "delta": 1e-3, "filter": "veto", "filter_threshold": 0.9},
     {"objective": "tapo", "aggregation": "length_weighted", "clip_low": 0.02, "clip_high": 0.03},
     {"objective": "minirl", "aggregation": "length_weighted", "engine": "kpop", "kpop_threshold": 1e-4},
 ]
+
+
+def test_every_objective_is_here() -> None:
+    assert {recipe["objective"] for recipe in RECIPES} == set(OBJECTIVES)
 
 
 @pytest.fixture(scope="module")

@@ -133,6 +133,12 @@ def test_what_masks_and_clip_took_of_each_age() -> None:
 def test_alarms_see_the_stale_tokens() -> None:
     seen = seen_by_alarms(measured())
     assert (seen.stale_tokens, seen.masked, seen.weight_mean) == (3, 0.0, pytest.approx(1.6))
+    assert (seen.ess, seen.ess_raw) == (pytest.approx(8**2 / (5 * 16)), pytest.approx(10**2 / (5 * 26)))  # of the weights, and of prox/mu
+    assert seen.mismatch == pytest.approx(log(8) / 5)
+    assert seen.engines == pytest.approx({"a" * 12: log(2) / 2, "b" * 12: log(4) / 3})
+    below = measured()
+    below["mismatch"] |= {"mean": -0.25, "mean_abs": 0.5}
+    assert seen_by_alarms(below).mismatch == 0.5  # of absolute values: errors of both signs would cancel
     assert seen.stale_drift == pytest.approx(log(2), rel=1e-3)
     assert seen_by_alarms(measured(stale_prox=1.0)).stale_drift == 0.0
 

@@ -148,6 +148,26 @@ def test_the_dual_clip_and_minirls_total_ratio_reach_the_loss(folder: Path) -> N
     assert found[down].tolist() == pytest.approx((math.exp(0.8) * size * cur[down]).tolist(), rel=1e-5)  # cur/mu = .7 + .1
 
 
+@pytest.mark.parametrize(("objective", "aggregation"), [("gspo", "sequence_mean"), ("luspo", "sequence_mean"), ("tapo", "token_mean")])
+def test_means_and_lengths_run_over_the_original_tokens_also_where_the_engine_corrector_masks_one(folder: Path, objective: str,
+                                                                                                  aggregation: str) -> None:
+    """The first token is masked, and it alone has moved: its ratio is in the mean of the response, and of the prefix, all the same."""
+    config = tiny_config(folder, recipe={"objective": objective, "aggregation": aggregation, "engine": "icepop", "engine_low": 0.9,
+                                         "engine_high": 1.1, "clip_low": 0.9, "clip_high": 0.9})
+    lease = make_lease(config)
+    same_mu(lease)
+    row = next(index for index, head in enumerate(lease.heads) if head.response_len >= 4)
+    length = lease.heads[row].response_len
+    mu_of(lease, row, lease.payloads[row].mu - np.where(np.arange(length) == 0, 0.5, 0.0))
+    ready = prepare(lease, config, now(lease))
+    assert ready.correction.keep_RT[row, :length].tolist() == [False] + [True] * (length - 1)
+    cur = ready.table.old_RT.clone()
+    cur[row, 0] += 0.3
+    found = objective_losses(config.recipe, ready, list(range(16)), cur)[row, 1] / -ready.advantage_R[row]
+    expected = {"gspo": math.exp(0.3 / length), "luspo": math.exp(0.3 / length) * length, "tapo": math.exp(0.3 / 2)}[objective]
+    assert float(found) == pytest.approx(expected, rel=1e-5)
+
+
 def test_truncated_responses_are_masked_but_their_rewards_count(folder: Path) -> None:
     config = tiny_config(folder, recipe={"mask_truncated": True})
     lease = make_lease(config)
