@@ -8,6 +8,8 @@ ones of the run.
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from correction.ratios import LOG_RATIO_LIMIT
+
 ESS_LEAST = 0.3
 WEIGHT_LOW, WEIGHT_HIGH = 0.5, 2.0
 WINDOW = 8
@@ -23,7 +25,7 @@ class Seen(NamedTuple):
 
     stale_tokens: those older than the version the update began from; stale_drift: the largest |log prox/old| among
     them. ess: of the corrected weights; ess_raw: of prox/mu. weight_mean: of the kept tokens. masked: share of tokens.
-    mismatch: mean |log old/mu|, and by engine.
+    mismatch: mean |log old/mu|, and by engine. clamped: tokens with a log-ratio beyond `correction.ratios.LOG_RATIO_LIMIT`.
     """
 
     stale_tokens: int
@@ -34,6 +36,7 @@ class Seen(NamedTuple):
     masked: float
     mismatch: float
     engines: Mapping[str, float]
+    clamped: int = 0
 
 
 class Trend(NamedTuple):
@@ -71,6 +74,7 @@ def look(watch: Watch, seen: Seen) -> tuple[Watch, dict[str, str]]:
         "weight_mean": _weight_mean(seen),
         "mismatch_trend": _mismatch_trend(watch, seen),
         "mask_shrinks": _mask_shrinks(watch),
+        "clamped": _clamped(seen),
     }
     return watch, {name: text for name, text in found.items() if text is not None}
 
@@ -120,4 +124,13 @@ def _mask_shrinks(watch: Watch) -> str | None:
     return (
         f"the masked share fell from {masked[0]:.2%} to {masked[1]:.2%} while the mismatch grew from {mismatch[0]:.2g} "
         f"to {mismatch[1]:.2g}: fewer masked tokens are no sign of health here"
+    )
+
+
+def _clamped(seen: Seen) -> str | None:
+    if seen.clamped == 0:
+        return None
+    return (
+        f"{seen.clamped} tokens have a log-ratio beyond +-{LOG_RATIO_LIMIT:g}, where the clamp of exp acts and a ratio "
+        "has no gradient: the policies are too far apart, or a log-prob is wrong"
     )

@@ -14,7 +14,7 @@ SMALLEST_LOG_RATIO = -LOG_RATIO_LIMIT
 
 
 def ripo_bounds(old_RT: Tensor, *, delta: float, cap: float) -> tuple[Tensor, Tensor]:
-    """`1 -+ sqrt(delta / q)`, cut to [0, cap]; a low end of 0 never binds. Detached."""
+    """`1 -+ sqrt(delta / q)`, cut to [0, cap]; a low end of 0 never binds. Detached. ValueError unless delta > 0, cap > 1."""
     if not (delta > 0 and cap > 1):
         raise ValueError(f"ripo needs delta > 0 and cap > 1, got delta={delta} cap={cap}")
     width_RT = (delta / old_RT.detach().exp()).sqrt()

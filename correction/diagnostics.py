@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from correction.masked import check_mask, masked_mean, sanitise
-from correction.ratios import LOG_RATIO_LIMIT, LogRatio, PolicyLogRatio, plain, ratio
+from correction.ratios import LOG_RATIO_LIMIT, LogRatio, plain, ratio
 
 
 def effective_sample_size(weight: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -79,38 +79,13 @@ def kept_mass(log_ratio_RT: Tensor | LogRatio, keep_RT: Tensor, mask_RT: Tensor)
     return float(sanitise(ratio_RT, keep_RT).sum()) / total if total > 0 else 0.0
 
 
-def clip_shares(
-    log_ratio_RT: Tensor | PolicyLogRatio,
-    advantage_R: Tensor,
-    mask_RT: Tensor,
-    *,
-    clip_low: float | Tensor,
-    clip_high: float | Tensor,
-) -> dict[str, float]:
-    """Share of masked-in tokens outside [1 - clip_low, 1 + clip_high], by advantage sign and side; 0 without a token.
-
-    A clip binds in `positive_high` and `negative_low`; in the other two quadrants the gradient pulls the ratio back.
-    """
-    value_RT = plain(log_ratio_RT, PolicyLogRatio).detach()
-    check_mask(mask_RT, value_RT)
-    ratio_RT = ratio(sanitise(value_RT, mask_RT))
-    signs = {"positive": advantage_R > 0, "negative": advantage_R < 0}
-    sides = {"low": ratio_RT < 1 - clip_low, "high": ratio_RT > 1 + clip_high}
-    count = max(int(mask_RT.sum()), 1)
-    return {
-        f"{sign}_{side}": int((side_RT & sign_R[:, None] & mask_RT).sum()) / count
-        for sign, sign_R in signs.items()
-        for side, side_RT in sides.items()
-    }
-
-
 def quadrant_shares(
     hit_RT: Tensor, log_ratio_RT: Tensor | LogRatio, advantage_R: Tensor, mask_RT: Tensor
 ) -> dict[str, float]:
     """Share of masked-in tokens that are hit (masked away, clipped), by advantage sign and side of ratio 1; 0 without
     one.
 
-    Keys as in `clip_shares`; an exact ratio of 1 counts as high, and a token without an advantage as neither sign.
+    An exact ratio of 1 counts as high, and a token without an advantage as neither sign.
     """
     value_RT = plain(log_ratio_RT, LogRatio).detach()
     check_mask(mask_RT, value_RT, hit_RT)

@@ -50,7 +50,7 @@ def k3_filter(
 ) -> Factor:
     """Keep a response iff the mean of `ratio - 1 - log ratio` over its tokens is <= threshold.
 
-    Source: K3-RS, Liu, Li et al. 2025 (.001 to .01). Status: established.
+    Source: K3-RS, Liu, Li et al. 2025 (.001 to .01). Status: established. ValueError for a threshold < 0.
     """
     if not threshold >= 0:
         raise ValueError(f"k3 filter threshold must be >= 0, got {threshold}")
@@ -62,10 +62,10 @@ def k3_filter(
 def veto(log_ratio_RT: Tensor | MismatchLogRatio, mask_RT: Tensor, *, floor: float = 1e-4) -> Factor:
     """Drop a response if any of its tokens has `exp(log-ratio) < floor`: the trainer would hardly ever say that token.
 
-    Source: Liu, Li et al. 2025. Status: established.
+    Source: Liu, Li et al. 2025. Status: established. ValueError unless 0 < floor < 1.
     """
-    if not floor > 0:
-        raise ValueError(f"veto floor must be > 0, got {floor}")
+    if not 0 < floor < 1:
+        raise ValueError(f"veto needs 0 < floor < 1, got {floor}")
     log_ratio_RT = _checked(log_ratio_RT, mask_RT)
     return _kept(~(log_ratio_RT < math.log(floor)).any(-1), mask_RT, log_ratio_RT)
 

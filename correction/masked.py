@@ -19,6 +19,12 @@ def check_mask(mask_RT: Tensor, *columns_RT: Tensor) -> None:
             raise ValueError(f"shape {tuple(column_RT.shape)} does not match the mask's {tuple(mask_RT.shape)}")
 
 
+def check_advantage(advantage_R: Tensor, mask_RT: Tensor) -> None:
+    """ValueError unless there is one advantage per response: another shape would broadcast in silence."""
+    if advantage_R.shape != mask_RT.shape[:1]:
+        raise ValueError(f"advantage has shape {tuple(advantage_R.shape)} for {len(mask_RT)} responses")
+
+
 def sanitise(value_RT: Tensor, mask_RT: Tensor) -> Tensor:
     """The value where mask is True and 0 elsewhere, with exactly zero gradient there.
 

@@ -15,7 +15,6 @@ from correction.masked import sanitise
 from correction.mismatch import icepop, kpop, tis
 from correction.ratios import (
     MismatchLogRatio,
-    clamped_count,
     mismatch_log_ratio,
     policy_log_ratio,
     response_log_ratio,
@@ -38,8 +37,8 @@ class Correction(NamedTuple):
 
     weight_RT: product of all weights, detached, 0 where keep is False. keep_RT: mask and every corrector's keep.
     factors: each corrector's own Factor, by "engine", "filter", "staleness", "group_mass".
-    counts: tokens by name, for the metrics: tokens, kept, <factor>_masked, engine_capped, engine_clamped,
-    group_mass_capped, sis_accepted.
+    counts: tokens by name, for the metrics: tokens, kept, <factor>_masked, engine_capped, group_mass_capped,
+    sis_accepted.
     clip: (clip_low, clip_high) that m2_range set in place of the recipe's; None otherwise.
     """
 
@@ -70,7 +69,6 @@ def correct(
     factors: dict[str, Factor] = {}
     if choice.engine != "none":
         factors["engine"] = _engine(table, choice)
-        counts["engine_clamped"] = clamped_count(_mismatch(table, choice.engine), mask_RT)
         at_cap_RT = factors["engine"].weight_RT >= choice.cap
         counts["engine_capped"] = int((at_cap_RT & mask_RT).sum()) if choice.engine == "tis" else 0
     if choice.filter != "none":

@@ -5,6 +5,7 @@ log-ratios are three types, so that a corrector meant for one cannot be fed anot
 takes a plain tensor too.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -84,8 +85,10 @@ def ratio(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp_()
 
 
-def clamped_count(log_ratio_RT: Tensor | LogRatio, mask_RT: Tensor) -> int:
-    """How many masked-in tokens the clamp of `ratio` would touch. Anything but 0 is worth an alarm."""
-    value_RT = plain(log_ratio_RT, LogRatio)
-    check_mask(mask_RT, value_RT)
-    return int(torch.count_nonzero((value_RT.abs() > LOG_RATIO_LIMIT) & mask_RT))
+def clamped_count(log_ratios_RT: Iterable[LogRatio], mask_RT: Tensor) -> int:
+    """How many masked-in tokens have one of the log-ratios beyond the clamp of `ratio`. Anything but 0 is an alarm."""
+    hit_RT = torch.zeros_like(mask_RT)
+    for log_ratio in log_ratios_RT:
+        check_mask(mask_RT, log_ratio.value)
+        hit_RT |= log_ratio.value.abs() > LOG_RATIO_LIMIT
+    return int(torch.count_nonzero(hit_RT & mask_RT))

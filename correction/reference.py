@@ -11,10 +11,11 @@ KL_ESTIMATORS = ("k1", "k2", "k3")
 def reference_kl(cur_RT: Tensor, ref_RT: Tensor, mask_RT: Tensor, *, estimator: str) -> Tensor:
     """Estimate of KL(cur || ref) per token, [R, T], differentiable in cur only; 0 in masked slots.
 
-    With d = ref - cur: k1 `-d`, k2 `d^2 / 2`, k3 `e^d - d - 1` (d clamped to +-20 inside the exp). As a loss on
+    With d = ref - cur: k1 `-d`, k2 `d^2 / 2`, k3 `e^d - d - 1` (d at most 20: flat above). As a loss on
     on-policy tokens, k2 has the gradient of KL(cur || ref), k3 that of KL(ref || cur), and k1 a gradient of mean zero:
     k1 belongs in the reward. On stale data each needs the total ratio as a weight, multiplied outside.
     Source: Schulman 2020, "Approximating KL divergence"; k3: GRPO, arXiv 2402.03300. Status: established.
+    ValueError for another estimator.
     """
     check_mask(mask_RT, cur_RT, ref_RT)
     gap_RT = sanitise(ref_RT.detach() - cur_RT, mask_RT)
@@ -23,5 +24,6 @@ def reference_kl(cur_RT: Tensor, ref_RT: Tensor, mask_RT: Tensor, *, estimator: 
     if estimator == "k2":
         return gap_RT.square() / 2
     if estimator == "k3":
-        return gap_RT.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).expm1() - gap_RT
-    raise ValueError(f"unknown KL estimator {estimator!r}; known: {', '.join(KL_ESTIMATORS)}")
+        gap_RT = gap_RT.clamp(max=LOG_RATIO_LIMIT)  # both terms: with the exp alone, the other's slope would push cur further away
+        return gap_RT.expm1() - gap_RT
+    raise ValueError(f"unknown KL estimator {estimator!r}; known: {', '.join(KL_ESTIMATORS)} (full needs the whole vocabulary)")

@@ -17,7 +17,7 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 def counter_uniform(seed: int, update: int, row_R: Tensor, width: int) -> Tensor:
     """Uniform draws in [0, 1), float64 [R, width], keyed by (seed, update, row, position).
 
-    row_R: int64 number of each response that survives reordering and splitting (its place in the lease, say).
+    row_R: int64 number of each response that survives reordering and splitting (its place in the lease, say); TypeError otherwise.
     Source: splitmix64 (Steele et al. 2014), chained over the keys.
     """
     if row_R.dtype != torch.int64:
@@ -42,7 +42,7 @@ def sis_accept(
     w = e^(now - mu); now: the current policy (cur, or prox as the update begins) at the behaviour policy's top-K ids.
     Entries whose mu is -inf are absent. With K = the vocabulary, accepted tokens follow the current policy exactly;
     with less, to within its mass outside the top-K. w is the total ratio, so an accepted token takes no engine weight.
-    Source: SIS, arXiv 2607.04728; K = 10. Status: established.
+    Source: SIS, arXiv 2607.04728; K = 10. Status: established. TypeError for a mask that is not bool.
     """
     if mask_RT.dtype != torch.bool:
         raise TypeError(f"mask must be bool, got {mask_RT.dtype}")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from correction.factor import Factor, make_factor
-from correction.masked import check_mask, response_mean, sanitise
+from correction.masked import check_advantage, check_mask, response_mean, sanitise
 from correction.ratios import PolicyLogRatio, TotalLogRatio, plain, ratio
 
 
@@ -35,10 +35,13 @@ def opsm(
     """Off-policy sequence masking: drop a response iff A < 0 and `mean(mu - prox) > threshold`; else weight 1.
 
     log_ratio: `prox - mu` (or `cur - mu`): against the behaviour policy, never against a recomputed old.
-    Source: DeepSeek-V3.2; threshold .5: TRL, 1e-4: slime. Status: established.
+    Source: DeepSeek-V3.2; threshold .5: TRL, 1e-4: slime. Status: established. ValueError for a threshold < 0.
     """
+    if not threshold >= 0:
+        raise ValueError(f"opsm threshold must be >= 0, got {threshold}")
     log_ratio_RT = plain(log_ratio_RT, TotalLogRatio).detach()
     check_mask(mask_RT, log_ratio_RT)
+    check_advantage(advantage_R, mask_RT)
     drop_R = (advantage_R < 0) & (-response_mean(log_ratio_RT, mask_RT) > threshold)
     return make_factor(torch.ones_like(log_ratio_RT), ~drop_R[:, None], mask_RT)
 
@@ -53,7 +56,7 @@ def m2_mask(
     r < 1). No other is dropped: its gradient leads back. Weight 1; the paper's objective is then unclipped.
     log_ratio: `prox - mu`.
     Source: M2PO, arXiv 2510.01161, Algorithm 1, with the tokens as in the authors' code, whose clip is `m2_range`;
-    AReaL's version takes all tokens. Status: established.
+    AReaL's version takes all tokens. Status: established. ValueError for a budget <= 0 or another number of advantages.
     """
     if not budget > 0:
         raise ValueError(f"m2 budget must be > 0, got {budget}")
@@ -70,6 +73,7 @@ def m2_mask(
 
 def _pushed(log_ratio_RT: Tensor, advantage_R: Tensor, mask_RT: Tensor) -> Tensor:
     """Masked-in tokens whose ratio is on the side of 1 to which the advantage pushes it: where a clip can bite."""
+    check_advantage(advantage_R, mask_RT)
     return mask_RT & (sanitise(log_ratio_RT, mask_RT) * advantage_R.sign()[:, None] > 0)
 
 
@@ -89,7 +93,10 @@ def m2_range(
     floor_low), clip_high = max(e^c - 1, floor_high); (1, inf) if the budget is met unclipped. Nothing is masked.
     Source: the released code of M2PO, arXiv 2510.01161. There c is the next smaller token's |log-ratio|, taken per
     micro-batch, and the floors are a function's defaults that its trainer does not use. Status: reconstructed.
+    ValueError for a budget <= 0 or a floor < 0.
     """
+    if not (budget > 0 and floor_low >= 0 and floor_high >= 0):
+        raise ValueError(f"m2_range needs budget > 0 and floors >= 0, got budget={budget} floors {floor_low}, {floor_high}")
     log_ratio_RT = plain(log_ratio_RT, TotalLogRatio).detach()
     check_mask(mask_RT, log_ratio_RT)
     square_N = log_ratio_RT[_pushed(log_ratio_RT, advantage_R, mask_RT)].abs().sort().values.double().square_()

@@ -82,7 +82,8 @@ def gppo(
     """
     log_ratio_RT = policy_log_ratio(cur_RT, base_RT).value
     loss = _clipped(log_ratio_RT, advantage_R1, 1 - clip_low, 1 + clip_high)
-    return _held(loss._replace(slope_RT=loss.value_RT), log_ratio_RT, advantage_R1, dual)
+    clamped_RT = log_ratio_RT * advantage_R1.sign() < -LOG_RATIO_LIMIT  # on the side without a bound
+    return _held(loss._replace(slope_RT=sanitise(loss.value_RT, ~clamped_RT)), log_ratio_RT, advantage_R1, dual)
 
 
 def gspo(
@@ -119,10 +120,13 @@ def luspo(
 
 
 def cispo(cur_RT: Tensor, base_RT: Tensor, advantage_R1: Tensor, mask_RT: Tensor, *, cap: float) -> Surrogate:
-    """`-stop_gradient(min(r, cap)) A cur`: the weight is capped, the slope never 0. cap is absolute, not 1 + epsilon.
+    """`-stop_gradient(min(r, cap)) A cur`: the weight is capped, the slope never 0. cap is absolute, not 1 + epsilon;
+    ValueError unless it is > 0.
 
     Source: MiniMax-M1, arXiv 2506.13585; cap 5: ScaleRL, arXiv 2510.13786. Status: established.
     """
+    if not cap > 0:
+        raise ValueError(f"cispo cap must be > 0, got {cap}")
     ratio_RT = ratio(policy_log_ratio(cur_RT, base_RT).value)
     slope_RT = ratio_RT.clamp(max=cap) * -advantage_R1
     return Surrogate(slope_RT * cur_RT, slope_RT, (ratio_RT > cap).to(torch.int8))
@@ -218,7 +222,9 @@ def minirl(
 def _clipped(
     log_ratio: Tensor, advantage_R1: Tensor, low: float | Tensor, high: float | Tensor
 ) -> Surrogate:
-    """PPO's pessimistic clip to [low, high]."""
+    """PPO's pessimistic clip to [low, high]. ValueError for plain bounds that do not hold 1, or are NaN."""
+    if isinstance(low, float | int) and isinstance(high, float | int) and not low <= 1 <= high:
+        raise ValueError(f"a clip needs clip_low >= 0 and clip_high >= 0, got an interval of {low} to {high}")
     value = ratio(log_ratio)
     free = torch.where(advantage_R1 > 0, value <= high, value >= low)
     value = torch.where(free, value, value.clamp(low, high)) * -advantage_R1

@@ -28,7 +28,8 @@ def group_advantages(
     estimator other than remax. Status: established.
     """
     if estimator not in ESTIMATORS:
-        raise ValueError(f"unknown advantage estimator {estimator!r}; known: {', '.join(ESTIMATORS)}")
+        known = f"{', '.join(ESTIMATORS)}; of their own: ema_scaled_advantages, zcpo_coefficients"
+        raise ValueError(f"unknown advantage estimator {estimator!r}; known: {known}")
     if (estimator == "remax") != (greedy_reward_R is not None):
         raise ValueError("greedy rewards go with estimator remax, and with no other")
     groups = Groups(group_R)
@@ -70,8 +71,10 @@ def zcpo_coefficients(rewards_R: Tensor, group_R: Tensor, mean_kl_R: Tensor, *, 
 
     mean_kl_R: mean over the response's tokens of the full-vocabulary KL(cur || ref); a sampled log-ratio will not do.
     Exactly 0 for a group of one or without contrast in its rewards, whatever the KL: such a group makes no step.
-    Source: ZCPO, arXiv 2610.12161. Status: established.
+    ValueError for beta < 0. Source: ZCPO, arXiv 2610.12161. Status: established.
     """
+    if not beta >= 0:
+        raise ValueError(f"zcpo beta must be >= 0, got {beta}")
     groups = Groups(group_R)
     centred_R = _centred(rewards_R, groups)
     scale_R = groups.max(centred_R.abs())

@@ -12,7 +12,7 @@ from correction.alarms import Seen, Watch, look
 from correction.diagnostics import effective_sample_size, kept_mass, quadrant_shares, ratio_summary
 from correction.masked import masked_mean
 from correction.pipeline import Correction
-from correction.ratios import LogRatio, mismatch_log_ratio, policy_log_ratio, total_log_ratio
+from correction.ratios import LogRatio, clamped_count, mismatch_log_ratio, policy_log_ratio, total_log_ratio
 from learner.batch import Table
 
 CORRECT = 1.0
@@ -28,7 +28,8 @@ def measure(table: Table, prox_RT: Tensor, cur_RT: Tensor, advantage_R: Tensor, 
     mismatch old/mu, staleness_ratio prox/old, update_ratio cur/prox, total_ratio prox/mu: see `correction.diagnostics.ratio_summary`.
     masked_correct: tokens of correct responses that are masked. clipped: tokens with an advantage whose gradient is that of a bound of the
     objective: 0, or with gppo and cispo (and minirl's cap) the bound's own. masked_by, clipped_by: by the advantage's sign and the side of
-    the ratio, prox/mu or the one that the bound is on. lags: the ratios and what was masked and clipped, of the tokens of each age.
+    the ratio, prox/mu or the one that the bound is on. clamped: tokens with one of these ratios, or cur/old, beyond e^+-20. lags: the
+    ratios and what was masked and clipped, of the tokens of each age.
     """
     mask_RT, keep_RT = table.mask_RT, correction.keep_RT
     tokens = int(mask_RT.sum())
@@ -51,7 +52,7 @@ def measure(table: Table, prox_RT: Tensor, cur_RT: Tensor, advantage_R: Tensor, 
         "advantage_abs": float(advantage_R.abs().mean()),
         **taken(mask_RT),
         "capped": (correction.counts.get("engine_capped", 0) + correction.counts.get("group_mass_capped", 0)) / max(1, tokens),
-        "clamped": correction.counts.get("engine_clamped", 0),
+        "clamped": clamped_count((*ratios.values(), policy_log_ratio(cur_RT, table.old_RT)), mask_RT),
         "weight_mean": float(masked_mean(correction.weight_RT, keep_RT)),
     }
 
@@ -79,7 +80,7 @@ def seen_by_alarms(metrics: dict[str, Any]) -> Seen:
         stale_drift=max((values["staleness_ratio"]["max_abs"] for values in stale), default=0.0),
         ess=metrics["ess_corrected"], ess_raw=metrics["total_ratio"]["ess"],
         weight_mean=metrics["weight_mean"] if metrics["masked"] < 1 else 1.0,
-        masked=metrics["masked"], mismatch=metrics["mismatch"]["mean_abs"], engines=metrics["engines"])
+        masked=metrics["masked"], mismatch=metrics["mismatch"]["mean_abs"], engines=metrics["engines"], clamped=metrics["clamped"])
 
 
 def watched(metrics_file: Path) -> tuple[Watch, set[str]]:

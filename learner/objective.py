@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from correction import surrogates
-from correction.masked import check_mask, row_blocks, sanitise
+from correction.masked import check_advantage, check_mask, row_blocks, sanitise
 
 OBJECTIVES: dict[str, Callable[..., surrogates.Surrogate]] = {
     "score": surrogates.score,
@@ -52,8 +52,7 @@ def surrogate(
     """
     if objective not in OBJECTIVES:
         raise ValueError(f"unknown objective {objective!r}; known: {', '.join(OBJECTIVES)}")
-    if advantage_R.shape != mask_RT.shape[:1]:
-        raise ValueError(f"advantage has shape {tuple(advantage_R.shape)} for {len(mask_RT)} responses")
+    check_advantage(advantage_R, mask_RT)
     if base_RT is None:
         if objective not in WITHOUT_BASE:
             raise ValueError(f"objective {objective} needs base log-probs (old or prox)")
@@ -127,6 +126,8 @@ def aggregate(
             raise ValueError(f"{mode} has no counted token to divide by: skip the step instead")
     elif mode not in AGGREGATIONS:
         raise ValueError(f"unknown aggregation {mode!r}; known: {', '.join(AGGREGATIONS)}")
+    elif isinstance(denominator, float | int) and not denominator > 0:
+        raise ValueError(f"{mode} needs a denominator > 0, got {denominator}: skip the step instead")
     total_R = sanitise(loss_RT, mask_RT).sum(-1)
     if mode == "sequence_mean":
         count_R = count_mask_RT.sum(-1)

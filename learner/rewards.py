@@ -11,6 +11,7 @@ from correction.masked import response_mean, response_sum
 from correction.reference import reference_kl
 from learner.advantage import ema_scaled_advantages, group_advantages, overlong_penalty, zcpo_coefficients
 from learner.batch import LeaseRows, Table
+from wire.record import ANCHOR_SOURCES
 
 
 class Advantages(NamedTuple):
@@ -27,7 +28,8 @@ def make_advantages(lease: LeaseRows, config: Config, table: Table, ref_RT: Tens
     rewards_R = shaped_rewards(lease, config, table, ref_RT, kl_RT)
     if recipe.estimator == "zcpo":
         assert kl_RT is not None
-        return Advantages(zcpo_coefficients(rewards_R, table.group_R, response_mean(kl_RT, table.mask_RT), beta=recipe.zcpo_beta), moment)
+        mean_kl_R = response_mean(kl_RT, table.response_RT)  # trained on or not: the group's mean needs all of them
+        return Advantages(zcpo_coefficients(rewards_R, table.group_R, mean_kl_R, beta=recipe.zcpo_beta), moment)
     if recipe.estimator == "reinforce_pp_ema":
         return Advantages(*ema_scaled_advantages(rewards_R, table.group_R, moment, decay=recipe.ema_decay))
     greedy_R = greedy_rewards(lease, config)[table.group_R] if recipe.estimator == "remax" else None
@@ -56,10 +58,12 @@ def shaped_rewards(lease: LeaseRows, config: Config, table: Table, ref_RT: Tenso
     if config.task.shuffle_rewards:
         rewards_R = rewards_R[torch.from_numpy(np.random.default_rng([config.run.seed, lease.update]).permutation(len(rewards_R)))]
     rewards_R = rewards_R + punishment(table.response_lens_R.float(), config)
-    if recipe.kl > 0 and recipe.kl_in == "reward":
+    if recipe.kl > 0 and recipe.kl_in == "reward":  # also of a response that is not trained on: its reward counts in the group
+        counted_RT = table.response_RT
         if recipe.kl_estimator != "full":
             assert ref_RT is not None
-            kl_RT = reference_kl(table.old_RT, ref_RT, table.mask_RT, estimator=recipe.kl_estimator)
+            counted_RT = counted_RT & (table.source_RT != ANCHOR_SOURCES.index("missing"))
+            kl_RT = reference_kl(table.old_RT, ref_RT, counted_RT, estimator=recipe.kl_estimator)
         assert kl_RT is not None
-        rewards_R = rewards_R - recipe.kl * response_sum(kl_RT, table.mask_RT)
+        rewards_R = rewards_R - recipe.kl * response_sum(kl_RT, counted_RT)
     return rewards_R

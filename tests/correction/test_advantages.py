@@ -153,6 +153,14 @@ def test_nothing_to_divide_by_raises_unless_the_global_denominator_is_given() ->
             aggregate(LOSS, MASK, mode="mean", denominator=denominator)
 
 
+def test_k3_never_pushes_away_from_the_reference() -> None:
+    """Beyond the clamp its slope is 0, not that of the unclamped `-d`, which would lower cur further."""
+    cur = torch.tensor([[-22.5, -80.0, -1.0]], dtype=torch.float64, requires_grad=True)
+    ref = torch.tensor([[-1.0, -0.5, -50.0]], dtype=torch.float64)
+    (slope,) = torch.autograd.grad(reference_kl(cur, ref, torch.ones(1, 3, dtype=torch.bool), estimator="k3").sum(), cur)
+    assert slope.tolist() == [[0.0, 0.0, 1.0]]
+
+
 def test_reference_kl_values_and_gradients() -> None:
     cur = torch.tensor([[-1.0, -2.0, math.nan]], dtype=torch.float64, requires_grad=True)
     ref, mask = torch.tensor([[-1.5, -1.0, 0.0]], dtype=torch.float64), torch.tensor([[True, True, False]])

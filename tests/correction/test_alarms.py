@@ -26,6 +26,7 @@ def test_a_healthy_run_raises_nothing() -> None:
     ({"weight_mean": 0.49}, "weight_mean", "0.49, outside 0.5 to 2.0"),
     ({"weight_mean": 2.01}, "weight_mean", "2.01, outside"),
     ({"weight_mean": float("nan")}, "weight_mean", "nan, outside"),
+    ({"clamped": 1}, "clamped", "1 tokens have a log-ratio beyond +-20"),
 ])
 def test_one_update_is_enough(change: dict[str, float], name: str, text: str) -> None:
     found = alarms(HEALTHY._replace(**change))

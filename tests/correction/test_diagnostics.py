@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from correction.diagnostics import (
-    clip_shares,
     effective_sample_size,
     k3,
     kept_mass,
@@ -52,11 +51,6 @@ def test_kept_mass() -> None:
     keep = torch.tensor([[True, False, False], [True, False, True]])
     assert kept_mass(RATIO.log(), keep, MASK) == pytest.approx(2.5 / 8.5)
     assert kept_mass(RATIO.log(), keep, torch.zeros_like(MASK)) == 0.0
-
-
-def test_clip_shares_by_quadrant() -> None:
-    shares = clip_shares(RATIO.log(), weights(1, -1), MASK, clip_low=0.2, clip_high=0.28)
-    assert shares == {"positive_low": 0.2, "positive_high": 0.2, "negative_low": 0.0, "negative_high": 0.2}
 
 
 def test_quadrant_shares_of_what_was_hit() -> None:

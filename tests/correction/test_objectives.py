@@ -216,6 +216,13 @@ def test_a_far_ratio_is_finite_and_cispo_still_learns_there() -> None:
     assert torch.autograd.grad(loss.sum(), cur)[0].item() == pytest.approx(-5.0)
 
 
+@pytest.mark.parametrize(("log_ratio", "advantage", "expected"), [
+    (20.5, -1.0, 0.0), (-20.5, 1.0, 0.0),  # no bound on this side, and r is clamped
+    (20.5, 1.0, -1.28), (-20.5, -1.0, 0.8)])  # the boundary's, however far
+def test_gppo_has_no_slope_through_a_clamped_ratio_and_keeps_its_boundary(log_ratio: float, advantage: float, expected: float) -> None:
+    assert gradient("gppo", math.exp(log_ratio), advantage, clip_low=0.2, clip_high=0.28) == pytest.approx(expected)
+
+
 def test_refusals(make_batch: Callable) -> None:
     b = make_batch()
     with pytest.raises(ValueError, match="unknown objective 'pppo'; known: score, unit, ppo"):

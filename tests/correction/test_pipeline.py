@@ -1,5 +1,6 @@
 """Stackings that are refused, roles that must not be swapped, and what the pipeline counts."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,8 @@ from correction.groupmass import cap_group_mass
 from correction.mismatch import icepop, tis
 from correction.pipeline import CorrectionChoice, check_stacking, correct
 from correction.ratios import (
+    MismatchLogRatio,
+    PolicyLogRatio,
     clamped_count,
     mismatch_log_ratio,
     policy_log_ratio,
@@ -210,10 +213,10 @@ def test_counts() -> None:
     version, group = torch.zeros(1, 5, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     t = PolicyTable(column, old, None, None, None, mask, version, group)
     assert correct(t, CorrectionChoice(engine="tis")).counts == {
-        "tokens": 4, "kept": 4, "engine_masked": 0, "engine_capped": 2, "engine_clamped": 1
+        "tokens": 4, "kept": 4, "engine_masked": 0, "engine_capped": 2
     }  # fmt: skip
     assert correct(t, CorrectionChoice(engine="icepop")).counts == {
-        "tokens": 4, "kept": 1, "engine_masked": 3, "engine_capped": 0, "engine_clamped": 1
+        "tokens": 4, "kept": 1, "engine_masked": 3, "engine_capped": 0
     }  # fmt: skip
 
 
@@ -255,6 +258,9 @@ def test_table_refuses_what_is_no_policy_table(make_batch: Callable) -> None:
     assert table(b, cur_RT=b.cur.clone().requires_grad_()).column("cur", needed_by="the loss").requires_grad
 
 
-def test_clamped_count_reads_the_mask() -> None:
-    x = torch.tensor([[20.0, 20.1, -20.1, 99.0]])
-    assert clamped_count(x, torch.tensor([[True, True, True, False]])) == 2
+def test_clamped_count_is_of_tokens_and_reads_the_mask() -> None:
+    one, other = torch.tensor([[20.0, 20.1, -20.1, 99.0, 0.0]]), torch.tensor([[0.0, 20.1, 0.0, math.nan, -20.1]])
+    mask = torch.tensor([[True, True, True, False, True]])
+    assert clamped_count([MismatchLogRatio(one)], mask) == 2
+    assert clamped_count([MismatchLogRatio(one), PolicyLogRatio(other)], mask) == 3
+    assert clamped_count([], mask) == 0

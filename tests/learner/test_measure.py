@@ -29,12 +29,12 @@ def logs(values: list[list[float]]) -> torch.Tensor:
 
 
 def measured(keep: torch.Tensor | None = None, stale_prox: float = 2.0, advantages: tuple[float, float] = (0.5, -0.5),
-             accepted: torch.Tensor | None = None, **recipe: Any) -> dict[str, Any]:
+             accepted: torch.Tensor | None = None, update: float = 1.0, **recipe: Any) -> dict[str, Any]:
     """Row 0: engine "a", version 4, reward 1; row 1: engine "b", version 3, reward 0. version_in 4. Columns are made from their ratios."""
     mu = logs([[0.1, 0.1, NAN], [0.1, 0.1, 0.1]])
     old = mu + logs([[1, 2, NAN], [1, 1, 4]])
     prox = old + logs([[1, 1, NAN], [stale_prox, 1, 1]])
-    cur = prox + logs([[1, 1.5, NAN], [1, 0.5, 1]])
+    cur = prox + logs([[1, 1.5, NAN], [update, 0.5, 1]])
     kept = MASK if keep is None else keep & MASK
     weight = torch.where(kept, torch.tensor([[1.0, 2.0, 0.0], [1.0, 1.0, 3.0]], dtype=torch.float64), 0.0)
     correction = Correction(weight, kept, {"engine": Factor(weight, kept)}, {"tokens": 5, "kept": int(kept.sum())})
@@ -128,6 +128,17 @@ def test_what_masks_and_clip_took_of_each_age() -> None:
     assert [lags[age]["masked_by"] for age in "01"] == [{**QUADRANTS, "positive_high": 0.5}, {**QUADRANTS, "negative_high": 0.3333}]
     assert [(lags[age]["clipped"], lags[age]["masked_correct"]) for age in "01"] == [(0.5, 0.5), (0.3333, 0.0)]
     assert lags["1"]["total_ratio"]["chi2"] == pytest.approx((1 + 9) / 3, rel=1e-3)
+
+
+def test_clamped_counts_the_tokens_of_every_ratio_that_the_loss_can_read() -> None:
+    assert measured()["clamped"] == seen_by_alarms(measured()).clamped == 0
+    found = measured(stale_prox=6e8)  # one token: prox/old, prox/mu and cur/old are e^20.2, cur/prox 1
+    assert (found["clamped"], list(look(Watch(), seen_by_alarms(found))[1])[-1]) == (1, "clamped")
+    assert measured(stale_prox=2e8)["clamped"] == 0  # e^19.1
+
+
+def test_cur_over_old_counts_as_clamped_where_neither_of_its_two_parts_does() -> None:
+    assert measured(stale_prox=2e8, update=3.0)["clamped"] == 1  # e^19.1 and e^1.1
 
 
 def test_alarms_see_the_stale_tokens() -> None:

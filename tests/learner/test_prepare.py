@@ -13,8 +13,8 @@ from torch import Tensor
 from configs.schema import Config
 from learner.batch import LeaseRows, tabulate
 from learner.loss import objective_losses
-from learner.prepare import Prepared, prepare
-from learner.rewards import greedy_rewards, shaped_rewards
+from learner.prepare import Prepared, prepare, trainable
+from learner.rewards import greedy_rewards, make_advantages, shaped_rewards
 from tests.support.leases import give_baselines, make_lease, tiny_config
 
 STALE = {"version_in": 2, "versions": [1]}
@@ -175,6 +175,20 @@ def test_truncated_responses_are_masked_but_their_rewards_count(folder: Path) ->
     ready = prepare(lease, config, now(lease))
     assert kept_rows(ready) == [row != 1 for row in range(16)]
     assert ready.advantage_R[:4].tolist() == [-0.5, 0.5, -0.5, 0.5]
+
+
+@pytest.mark.parametrize("recipe", [{"estimator": "rloo", "kl": 0.1, "kl_estimator": "k1", "kl_in": "reward"}, {"estimator": "zcpo"}],
+                         ids=lambda r: r["estimator"])
+def test_the_kl_of_a_truncated_response_counts_in_the_group_like_its_reward(folder: Path, recipe: dict[str, Any]) -> None:
+    found = []
+    for mask_truncated in (False, True):
+        config = tiny_config(folder, recipe={**recipe, "mask_truncated": mask_truncated}, learner={"reference": "initial"})
+        lease = make_lease(config)
+        lease.heads[1] = msgspec.structs.replace(lease.heads[1], finish_reason="length")
+        table = trainable(lease, config)
+        kl_RT = torch.where(table.response_RT, 0.03, 0.0)
+        found.append(make_advantages(lease, config, table, table.old_RT - 0.5, kl_RT, None).advantage_R)
+    assert found[0].tolist() == found[1].tolist()
 
 
 def test_overlong_responses_lose_up_to_one(folder: Path) -> None:

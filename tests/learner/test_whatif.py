@@ -1,5 +1,6 @@
 """One batch under many recipes, on a tiny model: numbers against plain loops, gradients against autograd straight through the model."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from configs.schema import Config
 from learner.batch import Anchor, LeaseRows, tabulate
 from learner.logprobs import PolicyModel
 from learner.model import load_policy
-from learner.whatif import Compared, Logged, Variant, compare, length_buckets
+from learner.whatif import Compared, Logged, Variant, compare, exact_ess, length_buckets
 from learner.whatif_gradients import Batch
 from tests.support.leases import give_baselines, make_lease, tiny_config
 
@@ -146,3 +147,12 @@ def test_remax_is_tried_where_the_run_sampled_greedy_responses(config: Config, p
     ([10, 2, 7, 30, 4, 8, 15, 3], [(2, 3), (4, 7), (8, 10), (15, 30)])])
 def test_length_buckets(lens: list[int], buckets: list[tuple[int, int]]) -> None:
     assert length_buckets(torch.tensor(lens)) == buckets
+
+
+def test_the_effective_sample_size_of_long_responses_is_that_of_ratios_beyond_the_clamp(config: Config) -> None:
+    lease = make_lease(config)
+    table = tabulate(lease)
+    total = torch.tensor([-25.0, -30.0] + [-90.0] * 14)  # log prox/mu of whole responses
+    prox_RT = table.mu_RT + torch.where(table.mask_RT, (total / table.response_lens_R)[:, None], 0.0)
+    weights = [1.0, math.exp(-5)]
+    assert exact_ess(table, prox_RT) == pytest.approx(sum(weights) ** 2 / (16 * sum(weight**2 for weight in weights)), rel=1e-4)
