@@ -1,0 +1,46 @@
+"""Arguments with which a function could not do what it says are refused by name, not computed with."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from correction.filters import veto
+from correction.reference import reference_kl
+from correction.staleness import m2_mask, m2_range, opsm
+from learner.advantage import group_advantages, zcpo_coefficients
+from learner.objective import aggregate, token_losses
+
+MASK = torch.ones(2, 3, dtype=torch.bool)
+ZERO, ONE, GROUP = torch.zeros(2, 3), torch.ones(2), torch.zeros(2, dtype=torch.int64)
+
+
+def loss(objective: str, **hyper: float) -> Callable[[], object]:
+    return lambda: token_losses(ZERO, ZERO, ONE, MASK, objective=objective, **hyper)
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: opsm(ZERO, ONE[:1], MASK), "advantage has shape (1,) for 2 responses"),
+    (lambda: m2_mask(ZERO, ONE[:1], MASK), "advantage has shape (1,) for 2 responses"),
+    (lambda: m2_range(ZERO, ONE[:1], MASK), "advantage has shape (1,) for 2 responses"),
+    (lambda: opsm(ZERO, ONE, MASK, threshold=-0.1), "opsm threshold must be >= 0, got -0.1"),
+    (lambda: m2_range(ZERO, ONE, MASK, budget=0.0), "m2_range needs budget > 0"),
+    (lambda: m2_range(ZERO, ONE, MASK, floor_low=-0.1), "floors >= 0"),
+    (lambda: m2_range(ZERO, ONE, MASK, floor_high=math.nan), "floors >= 0"),
+    (lambda: veto(ZERO, MASK, floor=1.0), "veto needs 0 < floor < 1, got 1.0"),
+    (lambda: reference_kl(ZERO, ZERO, MASK, estimator="full"), "full needs the whole vocabulary"),
+    (lambda: group_advantages(ONE, GROUP, estimator="zcpo"), "of their own: ema_scaled_advantages, zcpo_coefficients"),
+    (lambda: zcpo_coefficients(ONE, GROUP, ONE, beta=-1.0), "zcpo beta must be >= 0, got -1.0"),
+    (lambda: aggregate(ZERO, MASK, mode="token_mean", denominator=0.0), "token_mean needs a denominator > 0, got 0.0"),
+    (lambda: aggregate(ZERO, MASK, mode="token_mean", denominator=math.nan), "denominator > 0, got nan"),
+    (loss("cispo", cap=-1.0), "cispo cap must be > 0, got -1.0"),
+    (loss("ppo", clip_low=-0.2, clip_high=0.2), "clip_low >= 0 and clip_high >= 0, got an interval of 1.2 to 1.2"),
+    (loss("ppo", clip_low=math.nan, clip_high=0.2), "got an interval of nan to 1.2"),
+    (loss("gppo", clip_low=0.2, clip_high=-0.1), "got an interval of 0.8 to 0.9"),
+    (loss("gspo", clip_low=0.2, clip_high=-0.1), "got an interval of 0.8 to 0.9"),
+])
+def test_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        call()
+    assert message in str(caught.value)
