@@ -30,6 +30,30 @@ def test_every_recipe_loads_and_says_what_it_is(name: str) -> None:
     assert RECIPES[name].status == "established" or RECIPES[name].note, "say what is reconstructed"
 
 
+@pytest.mark.parametrize(("name", "published"), [
+    ("grpo", {"clip_low": 0.2, "clip_high": 0.2, "estimator": "grpo", "aggregation": "sequence_mean"}),
+    ("grpo_kl", {"kl": 0.04, "kl_estimator": "k3", "kl_in": "loss"}),
+    ("dr_grpo", {"estimator": "dr_grpo", "aggregation": "constant"}),
+    ("dapo", {"clip_low": 0.2, "clip_high": 0.28, "aggregation": "token_mean", "dynamic_sampling": True, "overlong": 0.2}),
+    ("tis", {"engine": "tis", "engine_cap": 2.0, "engine_level": "token"}),
+    ("icepop", {"engine": "icepop", "engine_low": 0.5, "engine_high": 5.0, "denominator": "original"}),
+    ("online_icepop", {"objective": "unit", "engine": "icepop", "engine_low": 0.5, "engine_high": 5.0}),
+    ("geo_rs", {"filter": "geometric", "filter_low": 0.999, "filter_high": 1.001}),
+    ("k3_rs", {"filter": "k3", "filter_threshold": 0.01}), ("tis_veto", {"filter": "veto", "filter_threshold": 1e-4}),
+    ("m2po", {"staleness": "m2_mask", "m2_budget": 0.04}), ("opsm", {"staleness": "opsm", "opsm_threshold": 0.5}),
+    ("zcpo", {"estimator": "zcpo", "zcpo_beta": 4.0, "kl": 0.0}), ("dual_clip", {"dual_clip": 3.0}),
+    ("gspo", {"objective": "gspo", "clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sequence_mean"}),
+    ("luspo", {"objective": "luspo", "clip_low": 2e-3, "clip_high": 2.5e-3, "aggregation": "sequence_mean"}),
+    ("cispo", {"objective": "cispo", "cap": 5.0, "aggregation": "token_mean"}),  # absolute: not 1 + 5
+    ("gppo", {"objective": "gppo", "clip_low": 0.2, "clip_high": 0.28, "dual_clip": 10.0}), ("ripo", {"objective": "ripo", "delta": 0.05}),
+    ("minirl", {"objective": "minirl", "clip_low": 0.2, "clip_high": 0.27, "cap": 5.0, "aggregation": "length_weighted"}),
+])
+def test_the_numbers_of_a_recipe_are_the_published_ones(name: str, published: dict[str, Any]) -> None:
+    """Written out once more: a slip in the table of recipes is another method under a paper's name."""
+    recipe = validate(tree(recipe={"name": name})).recipe
+    assert {key: getattr(recipe, key) for key in published} == published
+
+
 def test_a_name_stands_for_its_settings_and_explicit_keys_win() -> None:
     config = validate(tree(recipe={"name": "gmc_grpo", "group_mass_cap": 1.5}, sampling={"max_new_tokens": 12}))
     recipe = config.recipe
