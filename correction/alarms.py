@@ -12,6 +12,9 @@ from correction.ratios import LOG_RATIO_LIMIT
 
 ESS_LEAST = 0.3
 WEIGHT_LOW, WEIGHT_HIGH = 0.5, 2.0
+SAME = 1e-5
+"""Of |log prox/old|: prox may come from a forward of another shape than old, which moves an fp32 log-prob by up to this.
+In bf16 other shapes move it further than any such bound: there the alarm knows only equal bits."""
 WINDOW = 8
 """Updates in each of the two ends that a trend compares."""
 MISMATCH_GROWTH, MISMATCH_FLOOR = 1.5, 1e-3
@@ -80,11 +83,11 @@ def look(watch: Watch, seen: Seen) -> tuple[Watch, dict[str, str]]:
 
 
 def _ratio_is_one(seen: Seen) -> str | None:
-    if seen.stale_tokens == 0 or seen.stale_drift > 0:
+    if seen.stale_tokens == 0 or seen.stale_drift > SAME:
         return None
     return (
-        f"prox/old is exactly 1 on {seen.stale_tokens} tokens of older versions: the weights did not change, or old is "
-        "not what it says"
+        f"prox/old is 1 within {SAME:g} on all {seen.stale_tokens} tokens of older versions: the weights did not change, or "
+        "old is not what it says"
     )
 
 

@@ -20,7 +20,8 @@ def test_a_healthy_run_raises_nothing() -> None:
 
 
 @pytest.mark.parametrize(("change", "name", "text"), [
-    ({"stale_drift": 0.0}, "ratio_is_one", "exactly 1 on 10 tokens of older versions"),
+    ({"stale_drift": 0.0}, "ratio_is_one", "prox/old is 1 within 1e-05 on all 10 tokens of older versions"),
+    ({"stale_drift": 4.8e-7}, "ratio_is_one", "on all 10 tokens"),  # other shapes in scoring and in training
     ({"ess": 0.299}, "ess", "corrected weights leave an effective sample size of 0.30, below 0.3"),
     ({"ess_raw": 0.1}, "ess", "prox/mu before correction is 0.10, below 0.3"),
     ({"weight_mean": 0.49}, "weight_mean", "0.49, outside 0.5 to 2.0"),
@@ -35,7 +36,7 @@ def test_one_update_is_enough(change: dict[str, float], name: str, text: str) ->
 
 
 @pytest.mark.parametrize("change", [
-    {"stale_tokens": 0, "stale_drift": 0.0}, {"stale_drift": 1e-9}, {"ess": 0.3}, {"ess_raw": 0.3}, {"weight_mean": 0.5},
+    {"stale_tokens": 0, "stale_drift": 0.0}, {"stale_drift": 1.1e-5}, {"ess": 0.3}, {"ess_raw": 0.3}, {"weight_mean": 0.5},
     {"weight_mean": 2.0}])
 def test_the_bounds_themselves_are_healthy(change: dict[str, float]) -> None:
     assert alarms(HEALTHY._replace(**change)) == {}
