@@ -151,7 +151,7 @@ def test_an_alarm_is_in_every_record_while_it_lasts_and_is_logged_when_it_begins
     said = []
     for ess in (0.9, 0.2, 0.2, 0.9, 0.2):
         metrics: dict[str, Any] = {"lags": {}, "ess_corrected": ess, "total_ratio": {"ess": 0.9}, "weight_mean": 1.0, "masked": 0.0,
-                                   "mismatch": {"mean_abs": 0.1}, "engines": {"a": 0.1}}
+                                   "mismatch": {"mean_abs": 0.1}, "engines": {"a": 0.1}, "clamped": 0}
         Learner.raise_alarms(learner, metrics)
         said.append(list(metrics["alarms"]))
     assert said == [[], ["ess"], ["ess"], [], ["ess"]]
