@@ -21,8 +21,8 @@ def table() -> str:
             found = json.loads(run.stdout)
             rows.append([dtype, head, f"{found['mib']:.0f}", f"{found['seconds']:.1f}"])
     return (
-        f"Log-probs of {ROWS} x {TOKENS:,} tokens from hidden states of {HIDDEN} over a vocabulary of {VOCABULARY:,}, forward and backward. "
-        "Memory: the peak of the process above what it held before, the two gradients included:\n\n"
+        f"Log-probs of {ROWS} x {TOKENS:,} tokens from hidden states of {HIDDEN} over a vocabulary of {VOCABULARY:,}, forward and "
+        "backward. Memory: the peak of the process above what it held before, the two gradients included:\n\n"
         + markdown(["dtype", "head", "MiB at the peak", "CPU seconds"], rows)
     )
 
