@@ -23,7 +23,7 @@ from configs.needs import greedy_baseline
 from configs.schema import Config
 from verifier.pool import VerifierPool
 from wire.errors import EngineError, LeewayError, TryAgainError, WeightsError
-from wire.messages import PROTOCOL, Applied, Baseline, Engine, GiveBack, Hello, Pull, Welcome, Work
+from wire.messages import PROTOCOL, Applied, Baseline, Engine, GiveBack, Hello, Pull, Reply, Welcome, Work
 from wire.record import VersionNotice, WorkOrder, fingerprint_id, group_id
 
 log = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ class Actor:
         self._changed = asyncio.Event()
         self._retry_s = RETRY_S
         self._over = False
+        self._asked: asyncio.Future[tuple[Reply, bytes]] | None = None
 
     async def run(self) -> None:
         """Returns when the run is done. Raises the first error that ends the actor; orders are given back on every way out."""
@@ -105,7 +106,10 @@ class Actor:
             self._agenda.held_back = self._outbox.full
             want = 0 if self._service.in_doubt else self._agenda.want()
             wait_s = PULL_S if want else POLL_S
-            work, _ = await self._client.call(Pull(self._epoch, -1 if held is None else held, want, wait_s, self._agenda.holding()))
+            pull = Pull(self._epoch, -1 if held is None else held, want, wait_s, self._agenda.holding())
+            self._asked = asyncio.ensure_future(self._client.call(pull))
+            work, _ = await asyncio.shield(self._asked)
+            self._asked = None
             assert isinstance(work, Work)
             if work.done:
                 self._over = True
@@ -201,8 +205,9 @@ class Actor:
 
     async def _leave(self) -> None:
         try:
-            if held := [group for group in self._agenda.holding() if group not in self._outbox.on_disk]:
-                async with asyncio.timeout(GOODBYE_S):
+            async with asyncio.timeout(GOODBYE_S):
+                await self._end_pull()
+                if held := [group for group in self._agenda.holding() if group not in self._outbox.on_disk]:
                     await self._client.call(GiveBack(self._epoch, held, "actor_stopped"))
         except (TimeoutError, LeewayError) as error:
             log.warning("orders could not be given back: %s", error)
@@ -210,3 +215,15 @@ class Actor:
             await self._service.stop()
             self._weights.close()
             self._outbox.close(discard=self._over)
+
+    async def _end_pull(self) -> None:
+        """A Pull that still waits at replay would be answered with what is about to be given back: one for nothing takes its place. Orders
+        of an answer that was under way are taken in, to be given back with the rest."""
+        if self._asked is None or self._asked.cancelled() or (self._asked.done() and self._asked.exception()):
+            return
+        await self._client.call(Pull(self._epoch, -1, 0, 0.0, self._agenda.holding()))
+        if self._asked.done():
+            work, _ = self._asked.result()
+            assert isinstance(work, Work)
+            self._agenda.take(work)
+        self._asked.cancel()

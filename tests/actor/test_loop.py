@@ -10,7 +10,7 @@ from tests.actor.fake_engine import FakeEngine
 from tests.actor.orders import evaluation, train
 from tests.support.versions import publish
 from wire.errors import EngineError, RunError
-from wire.messages import Applied, Engine, GiveBack, Hello
+from wire.messages import Applied, Engine, GiveBack, Hello, Pull
 from wire.record import Failed, Sampling, Scored, Span
 
 
@@ -223,6 +223,49 @@ async def test_interrupted_it_gives_back_what_it_holds(stage: Stage) -> None:
     back, = stage.replay.of(GiveBack)
     assert (back.group_ids, back.reason) == (["t1.1", "t2.3"], "actor_stopped")
     assert stage.host.stopped
+
+
+async def test_orders_under_way_to_it_when_it_was_interrupted_are_given_back_too(stage: Stage) -> None:
+    await stage.start()
+    call = stage.replay.call
+
+    async def slow_once_answered(request: Any, bulk: bytes = b"") -> Any:
+        answer = await call(request, bulk)
+        if isinstance(request, Pull):
+            if answer[0].orders and stage.task is not None:
+                stage.task.cancel()
+            await asyncio.sleep(0.03)  # each answer is on its way as long as another
+        return answer
+
+    stage.replay.call = slow_once_answered  # type: ignore[method-assign]
+    await stage.replay.grant(train(1), train(2))
+    assert stage.task is not None
+    with pytest.raises(asyncio.CancelledError):
+        await stage.task
+    back, = stage.replay.of(GiveBack)
+    assert (back.group_ids, back.reason) == (["t1.1", "t2.1"], "actor_stopped")
+
+
+async def test_no_order_comes_to_it_after_it_gave_back_what_it_held(stage: Stage) -> None:
+    """A Pull that waits is answered with what has just been given back, unless another took its place."""
+    stage.engine.token_s = 1.0
+    await stage.start()
+    await stage.replay.grant(train(1))
+    await stage.until(lambda: stage.engine.in_flight == 1 and stage.replay.holding == ["t1.1"])
+    call = stage.replay.call
+
+    async def asked_again(request: Any, bulk: bytes = b"") -> Any:
+        if isinstance(request, GiveBack):
+            await stage.replay.grant(train(1, attempt=2))
+            await asyncio.sleep(0.02)
+        return await call(request, bulk)
+
+    stage.replay.call = asked_again  # type: ignore[method-assign]
+    assert stage.task is not None
+    stage.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stage.task
+    assert [order.attempt for order in stage.replay.queue] == [2]
 
 
 async def test_an_engine_that_dies_is_restarted_with_the_last_good_version_and_its_orders_are_answered(stage: Stage) -> None:

@@ -1,12 +1,17 @@
 """A real daemon over real ZeroMQ, with light clients."""
 
+import asyncio
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import msgpack
 
+from replay.client import AsyncClient
 from tests.support.replay import DaemonThread, LightActor, LightLearner, make_config, stats
-from wire.messages import Done, Leased
+from wire.messages import Done, GiveBack, Leased, Pull
+from wire.record import group_id
 from wire.sockets import Dealer
 
 
@@ -35,6 +40,27 @@ def test_a_whole_run(tmp_path: Path) -> None:
         assert daemon.error is None
         for client in (learner, *actors):
             client.close()
+
+
+async def test_what_is_given_back_does_not_go_to_a_pull_whose_place_was_taken(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    with DaemonThread(config) as daemon:
+        learner, actor = LightLearner(daemon.endpoint, config), LightActor(daemon.endpoint, config)
+        actor.pull(want=0)
+        held = [group_id(order) for order in actor.pull().orders]
+        async with AsyncClient(daemon.endpoint) as client:
+            waits = asyncio.create_task(client.call(Pull(actor.epoch, actor.confirmed, 8, 5.0, held)))
+            await asyncio.sleep(0.2)
+            assert not waits.done()  # there is no room for more
+            await client.call(Pull(actor.epoch, actor.confirmed, 0, 0.0, held))
+            await client.call(GiveBack(actor.epoch, held, "actor_stopped"))
+            await asyncio.sleep(0.2)
+            assert not waits.done()
+            waits.cancel()
+        with closing(sqlite3.connect(daemon.run_dir / "replay.sqlite")) as db:
+            assert db.execute("SELECT state, count(*) FROM groups GROUP BY state").fetchall() == [("dropped", len(held)), ("queued", len(held))]
+        learner.close()
+        actor.close()
 
 
 def test_a_header_that_would_cost_memory_is_refused_and_counted(tmp_path: Path) -> None:

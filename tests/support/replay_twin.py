@@ -124,14 +124,16 @@ class ReplayTwin:
 
     async def _pull(self, request: Pull) -> Work:
         self.pulls += 1
-        self.holding = request.holding
+        mine, self.holding = self.pulls, request.holding
         try:
             async with asyncio.timeout(request.wait_s), self.changed:
                 while True:
-                    if work := self._work(request):
+                    if mine == self.pulls and (work := self._work(request)):
                         return work
                     await self.changed.wait()
         except TimeoutError:
+            if mine != self.pulls:  # a later one took its place: no answer
+                await asyncio.Event().wait()
             return self._work(request) or Work([], None, self.done)
 
     def _work(self, request: Pull) -> Work | None:
