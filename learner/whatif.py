@@ -141,9 +141,7 @@ def on_policy_slope(config: Config, ready: Prepared, logged: Logged, cur_RT: Ten
     """The same of the score function under exact ratios; every trainable token, no clip, no cap."""
     assert logged.prox_RT is not None  # no_gradients()
     table, recipe = ready.table, config.recipe
-    present_R = table.mask_RT.any(-1)
-    log_ratio_R = response_log_ratio(total_log_ratio(logged.prox_RT, table.mu_RT), table.mask_RT).value.masked_fill(~present_R, -torch.inf)
-    weight_R = log_ratio_R.softmax(0) * present_R.sum()  # the mean is 1 in expectation, and anything in a batch
+    weight_R = exact_weights(table, logged.prox_RT)
     cur_RT = cur_RT.clone().requires_grad_()
     losses_RT = token_losses(cur_RT, None, ready.advantage_R, table.mask_RT, objective="score") * weight_R[:, None]
     loss = aggregate(losses_RT, table.mask_RT, mode=recipe.aggregation, constant=recipe.constant)
@@ -183,7 +181,11 @@ def length_buckets(lens_R: Tensor) -> list[tuple[int, int]]:
 
 
 def exact_ess(table: Table, prox_RT: Tensor) -> float:
-    log_ratio_R = response_log_ratio(total_log_ratio(prox_RT, table.mu_RT), table.mask_RT).value
+    return float(effective_sample_size(exact_weights(table, prox_RT), table.mask_RT.any(-1)))
+
+
+def exact_weights(table: Table, prox_RT: Tensor) -> Tensor:
+    """prox/mu of whole responses, [R], scaled to mean 1 (which it has in expectation): sums over long responses leave the range of exp."""
     present_R = table.mask_RT.any(-1)
-    largest = log_ratio_R.masked_fill(~present_R, -torch.inf).amax()  # sums over long responses leave the range of exp
-    return float(effective_sample_size((log_ratio_R - largest).exp(), present_R))
+    log_ratio_R = response_log_ratio(total_log_ratio(prox_RT, table.mu_RT), table.mask_RT).value
+    return log_ratio_R.masked_fill(~present_R, -torch.inf).softmax(0) * present_R.sum()

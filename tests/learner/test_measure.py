@@ -29,10 +29,10 @@ def logs(values: list[list[float]]) -> torch.Tensor:
 
 
 def measured(keep: torch.Tensor | None = None, stale_prox: float = 2.0, advantages: tuple[float, float] = (0.5, -0.5),
-             accepted: torch.Tensor | None = None, update: float = 1.0, **recipe: Any) -> dict[str, Any]:
+             accepted: torch.Tensor | None = None, update: float = 1.0, mismatch: float = 4.0, **recipe: Any) -> dict[str, Any]:
     """Row 0: engine "a", version 4, reward 1; row 1: engine "b", version 3, reward 0. version_in 4. Columns are made from their ratios."""
     mu = logs([[0.1, 0.1, NAN], [0.1, 0.1, 0.1]])
-    old = mu + logs([[1, 2, NAN], [1, 1, 4]])
+    old = mu + logs([[1, 2, NAN], [1, 1, mismatch]])
     prox = old + logs([[1, 1, NAN], [stale_prox, 1, 1]])
     cur = prox + logs([[1, 1.5, NAN], [update, 0.5, 1]])
     kept = MASK if keep is None else keep & MASK
@@ -135,6 +135,7 @@ def test_clamped_counts_the_tokens_of_every_ratio_that_the_loss_can_read() -> No
     found = measured(stale_prox=6e8)  # one token: prox/old, prox/mu and cur/old are e^20.2, cur/prox 1
     assert (found["clamped"], list(look(Watch(), seen_by_alarms(found))[1])[-1]) == (1, "clamped")
     assert measured(stale_prox=2e8)["clamped"] == 0  # e^19.1
+    assert measured(mismatch=6e8)["clamped"] == 1  # old/mu alone
 
 
 def test_cur_over_old_counts_as_clamped_where_neither_of_its_two_parts_does() -> None:

@@ -10,20 +10,9 @@ import torch
 from configs.schema import Config
 from learner.batch import Anchor, LeaseRows, tabulate
 from learner.logprobs import PolicyModel
-from learner.model import load_policy
 from learner.whatif import Compared, Logged, Variant, compare, exact_ess, length_buckets
 from learner.whatif_gradients import Batch
-from tests.support.leases import give_baselines, make_lease, tiny_config
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    return tiny_config(tmp_path_factory.mktemp("model"), learner={"micro_batch_rows": 5}, sampling={"n": 4, "max_new_tokens": 6})
-
-
-@pytest.fixture(scope="module")
-def policy(config: Config) -> PolicyModel:
-    return load_policy(config.model.path, "float32", "sdpa")
+from tests.support.leases import give_baselines, make_lease
 
 
 def logged_batch(config: Config, policy: PolicyModel, *, mismatch: float = 0.0, drift: float = 0.0) -> Logged:

@@ -11,23 +11,11 @@ from torch import Tensor
 
 from configs.schema import Config
 from learner.logprobs import PolicyModel
-from learner.model import load_policy
 from learner.whatif import Logged, compare
 from tests.learner.test_whatif import logged_batch, row_log_probs, variant
-from tests.support.leases import tiny_config
 
 LOW, HIGH, CLIP_LOW, CLIP_HIGH = 0.75, 1.5, 0.1, 0.15
 RECIPE = {"objective": "ppo", "engine": "icepop", "engine_low": LOW, "engine_high": HIGH, "clip_low": CLIP_LOW, "clip_high": CLIP_HIGH}
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    return tiny_config(tmp_path_factory.mktemp("model"), learner={"micro_batch_rows": 5}, sampling={"n": 4, "max_new_tokens": 6})
-
-
-@pytest.fixture(scope="module")
-def policy(config: Config) -> PolicyModel:
-    return load_policy(config.model.path, "float32", "sdpa")
 
 
 class Plain:

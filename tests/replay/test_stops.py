@@ -45,6 +45,16 @@ def holding_two(stage: Stage) -> LightActor:
     return actor
 
 
+def lease_ends_after(seconds: int, stage: Stage, daemon: Daemon) -> None:
+    for _ in range(seconds):
+        stage.clock.at += 1.0
+        daemon.step()
+    assert granted(stage) == 2
+    stage.clock.at += 1.0
+    daemon.step()
+    assert granted(stage) == 0
+
+
 def test_time_that_replay_was_away_is_on_nobodys_lease(stage: Stage, make_daemon: Callable[[Stage], Daemon],
                                                        caplog: pytest.LogCaptureFixture) -> None:
     holding_two(stage)  # order_lease_s = 30
@@ -55,13 +65,7 @@ def test_time_that_replay_was_away_is_on_nobodys_lease(stage: Stage, make_daemon
     caplog.clear()
     daemon.step()
     assert caplog.messages == ["replay itself stood still for 100.0 s: orders' leases are longer by as much"]
-    for _ in range(25):  # 5 + 25 = 30 s of its own
-        stage.clock.at += 1.0
-        daemon.step()
-    assert granted(stage) == 2
-    stage.clock.at += 1.0
-    daemon.step()
-    assert granted(stage) == 0
+    lease_ends_after(25, stage, daemon)  # 5 + 25 = 30 s of its own
     assert stage.core.store.counters["replay_stops"] == 1
 
 
@@ -72,13 +76,7 @@ def test_a_lease_renewed_meanwhile_does_not_reach_beyond_its_length(stage: Stage
     actor.pull(want=0)  # heard of while replay was away
     daemon.step()
     assert {group.touched for group in stage.core.book.groups.values()} == {stage.clock.at}
-    for _ in range(30):
-        stage.clock.at += 1.0
-        daemon.step()
-    assert granted(stage) == 2
-    stage.clock.at += 1.0
-    daemon.step()
-    assert granted(stage) == 0
+    lease_ends_after(30, stage, daemon)
 
 
 def test_a_stop_in_mid_turn_counts_too(stage: Stage, make_daemon: Callable[[Stage], Daemon], monkeypatch: pytest.MonkeyPatch) -> None:
