@@ -10,7 +10,7 @@ from learner.stopwatch import Stopwatch
 from replay.client import BlockingClient
 from wire.folders import model_config
 from wire.keys import LEARNER, client_keys
-from wire.process import INTERRUPTED, run_main
+from wire.process import INTERRUPTED, end, run_main
 from wire.sockets import check_endpoint
 
 
@@ -34,8 +34,7 @@ def learn(config: Config) -> int:
     os.environ.setdefault("DS_ACCELERATOR", config.learner.device)
     stopwatch, stop = Stopwatch(), Stop()
     stop.install()
-    from learner import ranks  # torch and DeepSpeed read the environment when imported
-    from learner.assemble import assemble
+    from learner.assemble import assemble  # torch and DeepSpeed read the environment when imported
 
     keys = client_keys(config.security, LEARNER)
     learner = assemble(config, lambda: BlockingClient(config.replay.endpoint, keys), stop, stopwatch)
@@ -43,9 +42,8 @@ def learn(config: Config) -> int:
         finished = learner.run()
     finally:
         learner.session.close()
-    ranks.leave()  # not after an error: the other ranks may be in the middle of a collective
     return 0 if finished else INTERRUPTED
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

@@ -74,10 +74,3 @@ def join(config: Config) -> Ranks:
             os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed insists on it
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     return Ranks(dist.get_rank(), dist.get_world_size(), device)
-
-
-def leave() -> None:
-    """Before a rank ends in order. Without it gloo's threads may still run while the interpreter is torn down, and the process then aborts
-    after its work is done."""
-    if dist.is_initialized():
-        dist.destroy_process_group()

@@ -33,8 +33,9 @@ def _stats(arguments: list[str]) -> int:
 
 def _audit(arguments: list[str]) -> int:
     from leeway.audit_command import main
+    from wire.process import end
 
-    return main(arguments)
+    end(main(arguments))  # with --update it was a rank
 
 
 def _export(arguments: list[str]) -> int:

@@ -13,7 +13,7 @@ import time
 from asyncio import CancelledError
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from wire.errors import ConfigError, LeewayError, RunError
 from wire.text import printable, printable_lines
@@ -45,6 +45,15 @@ def run_main(main: Callable[[], int | None]) -> int:
     except LeewayError as error:
         print(f"leeway: error: {printable_lines(str(error))}", file=sys.stderr)
         return error.exit_code
+
+
+def end(code: int) -> NoReturn:
+    """The end of a process that was a rank: written is what was said, and the kernel does the rest. While the interpreter is torn down a
+    thread of gloo that still has a tensor to free cannot have the GIL, and aborts the process: exit code -6 after all its work was done."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def die_with_parent(signal_number: int = signal.SIGTERM) -> None:

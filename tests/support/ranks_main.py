@@ -16,9 +16,10 @@ from learner import chunked_head, logprobs
 from learner.batch import LeaseRows
 from learner.deepspeed_engine import TrainEngine, digest_state
 from learner.publish import Publisher, read_version
-from learner.ranks import Ranks, leave
+from learner.ranks import Ranks
 from tests.support.leases import TABLES, live_scorer, make_engine, make_lease, tiny_config, update
 from wire.manifest import place_version, staged_path
+from wire.process import end
 
 CASES: dict[str, dict[str, Any]] = {
     "zero 0": {"zero_stage": 0}, "zero 2": {"zero_stage": 2}, "zero 3": {"zero_stage": 3},
@@ -100,8 +101,8 @@ def main() -> None:
     facts["recipes"] = {f"{name}, zero {stage}": run_recipe(model, recipe, stage) for name, recipe in RECIPES.items() for stage in (0, 3)}
     if Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size(), "cpu").is_first:
         (out / "facts.json").write_text(json.dumps(facts))
-    leave()
 
 
 if __name__ == "__main__":
     main()
+    end(0)

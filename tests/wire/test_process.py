@@ -98,6 +98,12 @@ SLEEPER = (
 )
 
 
+def test_the_end_of_a_rank_says_what_was_said_and_tears_nothing_down() -> None:
+    with run("import atexit; from wire.process import end; atexit.register(print, 'torn down'); print('said', end=''); end(75)") as child:
+        assert child.communicate() == ("said", None)
+    assert child.returncode == 75
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_end_it_with_130(number: signal.Signals) -> None:
     with run(SLEEPER) as child:
