@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from correction.factor import Factor, make_factor
-from correction.masked import check_mask, response_mean, response_sum, sanitise
+from correction.masked import check_known, response_mean, response_sum, sanitise
 from correction.ratios import LOG_RATIO_LIMIT, MismatchLogRatio, plain
 
 
@@ -72,7 +72,7 @@ def veto(log_ratio_RT: Tensor | MismatchLogRatio, mask_RT: Tensor, *, floor: flo
 
 def _checked(log_ratio_RT: Tensor | MismatchLogRatio, mask_RT: Tensor) -> Tensor:
     log_ratio_RT = plain(log_ratio_RT, MismatchLogRatio).detach()
-    check_mask(mask_RT, log_ratio_RT)
+    check_known(mask_RT, log_ratio_RT)
     return sanitise(log_ratio_RT, mask_RT)
 
 

@@ -19,6 +19,15 @@ def check_mask(mask_RT: Tensor, *columns_RT: Tensor) -> None:
             raise ValueError(f"shape {tuple(column_RT.shape)} does not match the mask's {tuple(mask_RT.shape)}")
 
 
+def check_known(mask_RT: Tensor, *columns_RT: Tensor) -> None:
+    """`check_mask`, and ValueError for NaN in a masked-in slot: compared with a bound it is False, so that the token
+    would be dropped in silence."""
+    check_mask(mask_RT, *columns_RT)
+    for column_RT in columns_RT:
+        if count := int(torch.count_nonzero(column_RT.isnan() & mask_RT)):
+            raise ValueError(f"{count} trainable tokens have NaN for a log-prob or log-ratio")
+
+
 def check_advantage(advantage_R: Tensor, mask_RT: Tensor) -> None:
     """ValueError unless there is one advantage per response: another shape would broadcast in silence."""
     if advantage_R.shape != mask_RT.shape[:1]:

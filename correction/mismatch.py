@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from correction.factor import Factor, make_factor
-from correction.masked import check_mask, response_mean, response_sum, row_blocks, sanitise
+from correction.masked import check_known, response_mean, response_sum, row_blocks, sanitise
 from correction.ratios import MismatchLogRatio, mismatch_log_ratio, plain, ratio
 
 LARGEST_LOG_PROB = -1e-7
@@ -25,7 +25,7 @@ def tis(
     if not cap > 0:
         raise ValueError(f"tis cap must be > 0, got {cap}")
     log_ratio_RT = plain(log_ratio_RT, MismatchLogRatio)
-    check_mask(mask_RT, log_ratio_RT)
+    check_known(mask_RT, log_ratio_RT)
     if level == "token":
         weight_RT = ratio(sanitise(log_ratio_RT, mask_RT))
     elif level == "sequence":
@@ -49,7 +49,7 @@ def icepop(
     if not 0 <= low <= high:
         raise ValueError(f"icepop needs 0 <= low <= high, got low={low} high={high}")
     log_ratio_RT = plain(log_ratio_RT, MismatchLogRatio)
-    check_mask(mask_RT, log_ratio_RT)
+    check_known(mask_RT, log_ratio_RT)
     ratio_RT = sanitise(log_ratio_RT, mask_RT).exp()
     return make_factor(ratio_RT, (ratio_RT >= low) & (ratio_RT <= high), mask_RT)
 
@@ -67,7 +67,7 @@ def kpop(old_RT: Tensor, mu_RT: Tensor, mask_RT: Tensor, *, threshold: float, ca
         raise ValueError(f"kpop carry must be ratio or one, got {carry!r}")
     if not threshold >= 0:
         raise ValueError(f"kpop threshold must be >= 0, got {threshold}")
-    check_mask(mask_RT, old_RT, mu_RT)
+    check_known(mask_RT, old_RT, mu_RT)
     weight_RT, keep_RT = torch.ones_like(old_RT), torch.empty_like(mask_RT)
     for rows in row_blocks(mask_RT):
         old, mu = (sanitise(one_RT.detach()[rows], mask_RT[rows]) for one_RT in (old_RT, mu_RT))

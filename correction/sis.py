@@ -42,12 +42,15 @@ def sis_accept(
     w = e^(now - mu); now: the current policy (cur, or prox as the update begins) at the behaviour policy's top-K ids.
     Entries whose mu is -inf are absent. With K = the vocabulary, accepted tokens follow the current policy exactly;
     with less, to within its mass outside the top-K. w is the total ratio, so an accepted token takes no engine weight.
-    Source: SIS, arXiv 2607.04728; K = 10. Status: established. TypeError for a mask that is not bool.
+    Source: SIS, arXiv 2607.04728; K = 10. Status: established. TypeError for a mask that is not bool,
+    ValueError for NaN.
     """
     if mask_RT.dtype != torch.bool:
         raise TypeError(f"mask must be bool, got {mask_RT.dtype}")
-    present_RTK = (topk_mu_RTK > -math.inf) & mask_RT[..., None]
+    present_RTK = (topk_mu_RTK != -math.inf) & mask_RT[..., None]
     log_weight_RTK = torch.where(present_RTK, topk_now_RTK.detach() - topk_mu_RTK, -math.inf)
+    if bool(log_weight_RTK.isnan().any()):
+        raise ValueError("sis_accept got NaN among the top-K log-probs of trainable tokens")
     sampled_RTK = present_RTK & (topk_token_RTK == token_RT[..., None])
     envelope_RT = log_weight_RTK.amax(-1)
     log_weight_RT = log_weight_RTK.masked_fill(~sampled_RTK, -math.inf).amax(-1)

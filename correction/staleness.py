@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from correction.factor import Factor, make_factor
-from correction.masked import check_advantage, check_mask, response_mean, sanitise
+from correction.masked import check_advantage, check_known, check_mask, response_mean, sanitise
 from correction.ratios import PolicyLogRatio, TotalLogRatio, plain, ratio
 
 
@@ -22,7 +22,7 @@ def decoupled(
     if not cap > 0 or mode not in ("cap", "mask"):
         raise ValueError(f"decoupled needs cap > 0 and mode cap or mask, got cap={cap} mode={mode!r}")
     log_ratio_RT = plain(log_ratio_RT, PolicyLogRatio).detach()
-    check_mask(mask_RT, log_ratio_RT)
+    check_known(mask_RT, log_ratio_RT)
     weight_RT = ratio(sanitise(log_ratio_RT, mask_RT))
     if mode == "cap":
         return make_factor(weight_RT.clamp(max=cap), mask_RT, mask_RT)
@@ -40,7 +40,7 @@ def opsm(
     if not threshold >= 0:
         raise ValueError(f"opsm threshold must be >= 0, got {threshold}")
     log_ratio_RT = plain(log_ratio_RT, TotalLogRatio).detach()
-    check_mask(mask_RT, log_ratio_RT)
+    check_known(mask_RT, log_ratio_RT)
     check_advantage(advantage_R, mask_RT)
     drop_R = (advantage_R < 0) & (-response_mean(log_ratio_RT, mask_RT) > threshold)
     return make_factor(torch.ones_like(log_ratio_RT), ~drop_R[:, None], mask_RT)
@@ -61,7 +61,7 @@ def m2_mask(
     if not budget > 0:
         raise ValueError(f"m2 budget must be > 0, got {budget}")
     log_ratio_RT = plain(log_ratio_RT, TotalLogRatio).detach()
-    check_mask(mask_RT, log_ratio_RT)
+    check_known(mask_RT, log_ratio_RT)
     pushed_RT = _pushed(log_ratio_RT, advantage_R, mask_RT)
     size_N, order_N = log_ratio_RT[pushed_RT].abs().sort(stable=True)
     mean_N = size_N.double().square_().cumsum_(0).div_(torch.arange(1, len(size_N) + 1, device=size_N.device))
@@ -98,7 +98,7 @@ def m2_range(
     if not (budget > 0 and floor_low >= 0 and floor_high >= 0):
         raise ValueError(f"m2_range needs budget > 0 and floors >= 0, got budget={budget} floors {floor_low}, {floor_high}")
     log_ratio_RT = plain(log_ratio_RT, TotalLogRatio).detach()
-    check_mask(mask_RT, log_ratio_RT)
+    check_known(mask_RT, log_ratio_RT)
     square_N = log_ratio_RT[_pushed(log_ratio_RT, advantage_R, mask_RT)].abs().sort().values.double().square_()
     count = len(square_N)
     if count == 0 or float(square_N.mean()) <= budget:

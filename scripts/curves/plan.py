@@ -31,6 +31,7 @@ FITTED_TO_FP8: dict[str, dict[str, Any]] = {
     "carm": {"recipe.filter_threshold": 1.03},
 }
 LEARNS = ("correction", "learner")
+"""Folders. Of them whatif is left out, which only looks at records."""
 
 
 class Case(NamedTuple):
@@ -63,7 +64,7 @@ def pointless(case: Case) -> str | None:
 
 def source_digest(case: Case, updates: int) -> str:
     """Of what decides how a run learns: its settings, and the code of the learner and of the corrections. 16 hexadecimal characters."""
-    files = [path for folder in LEARNS for path in sorted((ROOT / folder).rglob("*.py"))]
+    files = [path for folder in LEARNS for path in sorted((ROOT / folder).rglob("*.py")) if not path.name.startswith("whatif")]
     config = load([ROOT / CONFIG], sets(settings(case, updates))).model_dump(mode="json", exclude_defaults=True)
     return digest_json([config, {path.relative_to(ROOT).as_posix(): digest_file(path) for path in files}])[:16]
 

@@ -6,13 +6,16 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from correction.filters import veto
+from correction.filters import carm, geometric_filter, k3_filter, sequence_filter, veto
+from correction.mismatch import icepop, kpop, tis
 from correction.reference import reference_kl
-from correction.staleness import m2_mask, m2_range, opsm
+from correction.sis import sis_accept
+from correction.staleness import decoupled, m2_mask, m2_range, opsm
 from learner.advantage import group_advantages, zcpo_coefficients
 from learner.objective import aggregate, token_losses
 
 MASK = torch.ones(2, 3, dtype=torch.bool)
+TOKEN = torch.ones(2, 3, dtype=torch.int64)
 ZERO, ONE, GROUP = torch.zeros(2, 3), torch.ones(2), torch.zeros(2, dtype=torch.int64)
 
 
@@ -44,3 +47,23 @@ def test_refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError) as caught:
         call()
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("call", [
+    tis, icepop, lambda old_RT, mask_RT: kpop(old_RT, ZERO, mask_RT, threshold=1.0),
+    lambda mu_RT, mask_RT: kpop(ZERO, mu_RT, mask_RT, threshold=1.0),
+    lambda x_RT, mask_RT: sequence_filter(x_RT, mask_RT, low=0.5, high=2.0),
+    lambda x_RT, mask_RT: geometric_filter(x_RT, mask_RT, low=0.5, high=2.0), lambda x_RT, mask_RT: k3_filter(x_RT, mask_RT, threshold=1.0),
+    lambda x_RT, mask_RT: carm(x_RT, mask_RT, threshold=2.0), veto, decoupled, lambda x_RT, mask_RT: decoupled(x_RT, mask_RT, mode="mask"),
+    lambda x_RT, mask_RT: opsm(x_RT, -ONE, mask_RT), lambda x_RT, mask_RT: m2_mask(x_RT, ONE, mask_RT),
+    lambda x_RT, mask_RT: m2_range(x_RT, ONE, mask_RT),
+    lambda now_RT, mask_RT: sis_accept(TOKEN, TOKEN[..., None], now_RT[..., None], ZERO[..., None], mask_RT, uniform_RT=ZERO),
+    lambda mu_RT, mask_RT: sis_accept(TOKEN, TOKEN[..., None], ZERO[..., None], mu_RT[..., None], mask_RT, uniform_RT=ZERO),
+])  # fmt: skip
+def test_nan_in_a_trainable_slot_is_refused_and_in_a_masked_one_ignored(call: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
+    """A comparison with NaN is False: the token, or its whole response, would be dropped in silence."""
+    hole_RT = ZERO.clone()
+    hole_RT[1, 2] = math.nan
+    with pytest.raises(ValueError, match="NaN"):
+        call(hole_RT, MASK)
+    call(hole_RT, MASK & ~hole_RT.isnan())
