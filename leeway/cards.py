@@ -4,6 +4,7 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
+from leeway import drift
 from leeway.alarms import raised
 from leeway.charts import Series, columns, lines, number, quantile, share_bar, smooth
 from replay.reader import RunReader
@@ -130,6 +131,14 @@ def learner(records: Records) -> list[str]:
             zero=True,
         ),
         metric_card("Gradient norm", "Before clipping.", records, [("gradient norm", ("grad_norm",))], zero=True),
+        card(
+            "By age",
+            "Trained tokens by versions between the weights that sampled them and those the update began from: mean |log-ratio| of each "
+            "factor, and what was masked and clipped of them.",
+            table(["versions old", "tokens", *drift.FACTORS.values(), *drift.SHARES.values()],
+                  drift.by_age(record["metrics"] for _, record in records)),
+            wide=True,
+        ),
     ]
 
 

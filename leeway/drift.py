@@ -1,7 +1,10 @@
-"""How far off-policy the newest update was, by factor and by age, for `leeway stats`. Its words: docs/methods.md, Diagnostics."""
+"""How far off-policy the data was, by factor and by age: the newest update for `leeway stats`, all of them for the report. Its words:
+docs/methods.md, Diagnostics."""
 
 import json
-from collections.abc import Mapping
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from leeway.charts import number
@@ -19,6 +22,17 @@ def newest(run: RunReader) -> dict[str, Any] | None:
         return None
     metrics = json.loads(found[0][1])
     return {"update": found[0][0]} | {key: metrics[key] for key in (*FACTORS, *SHARES, "lags") if key in metrics}
+
+
+def by_age(metrics: Iterable[Mapping[str, Any]]) -> list[list[float]]:
+    """A row per age, the youngest first: age, tokens, then FACTORS (mean |log-ratio|) and SHARES, each a mean over the tokens of that age
+    in all updates. An ESS is an update's own; here it is the mean of theirs, by tokens. NaN where an update did not measure it."""
+    sums: dict[int, list[float]] = defaultdict(lambda: [0.0] * (1 + len(FACTORS) + len(SHARES)))
+    for of in metrics:
+        for age, lag in of.get("lags", {}).items():
+            seen = [1.0, *(lag.get(key, {}).get("mean_abs", math.nan) for key in FACTORS), *(lag.get(key, math.nan) for key in SHARES)]
+            sums[int(age)] = [total + lag["tokens"] * value for total, value in zip(sums[int(age)], seen, strict=True)]
+    return [[age, tokens, *(total / tokens for total in totals)] for age, (tokens, *totals) in sorted(sums.items())]
 
 
 def lines(found: Mapping[str, Any] | None) -> list[str]:

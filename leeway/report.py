@@ -39,9 +39,9 @@ def page(run: RunReader) -> str:
         cards.staleness(run, values),
         cards.age(run, config.replay.max_staleness),
         *cards.learner(records),
-        cards.alarms(run),
         cards.time(values, records),
         f'<div class="stack">{cards.books(values)}{cards.sources(values)}</div>',
+        cards.alarms(run),
         cards.discarded(run),
         cards.actors(run),
     ]

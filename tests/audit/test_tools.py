@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from leeway import audit_command, report, stats_command
+from leeway import audit_command, drift, report, stats_command
 from tests.support.run_builder import RunBuilder
 
 
@@ -46,6 +46,21 @@ def test_stats_say_how_far_off_policy_the_newest_update_was(run: Path, damage: C
         f"update {update}: mean |log-ratio| old/mu 0.01, prox/old 0.2, cur/prox 0, prox/mu 0.21; "
         "masked 0.25, clipped 0.125, ESS of the weights 0.75",
         "of age 0: mean |log-ratio| old/mu 0.02; masked 0", "of age 2: mean |log-ratio| old/mu 0.005; masked 0.5"]
+
+
+def test_the_report_says_it_by_age_over_all_updates(run: Path, damage: Callable[..., object]) -> None:
+    """Means by tokens: 10 tokens of |log| .1 and 30 of .3 are 40 of .25."""
+    def lag(tokens: int, size: float, masked: float) -> dict[str, object]:
+        sizes = {name: {"mean_abs": size * place} for place, name in enumerate(drift.FACTORS)}
+        return {"tokens": tokens, **sizes, "masked": masked, "clipped": 0.5, "ess_corrected": 0.25}
+
+    one, two = {"lags": {"2": lag(10, 0.1, 0.0), "0": lag(4, 0.5, 0.0)}}, {"lags": {"2": lag(30, 0.3, 1.0)}}
+    zero, old = drift.by_age([one, {"loss": 1.0}, two])
+    assert zero == [0, 4, 0, 0.5, 1.0, 1.5, 0, 0.5, 0.25]
+    assert old == pytest.approx([2, 40, 0, 0.25, 0.5, 0.75, 0.75, 0.5, 0.25])
+    damage("UPDATE updates SET record = json_set(record, '$.metrics', json(?)) WHERE NOT skipped", json.dumps(two))
+    rows = re.findall(r"<tr><td>2</td><td class=n>\d+</td>(.*?)</tr>", report.write_report(run).read_text())
+    assert rows == ["".join(f"<td class=n>{cell}</td>" for cell in ("0", "0.3", "0.6", "0.9", "1", "0.5", "0.25"))]
 
 
 def test_stats_of_a_run_before_its_first_version_say_none_of_it(tmp_path: Path) -> None:
