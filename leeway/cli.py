@@ -62,6 +62,12 @@ def _whatif(arguments: list[str]) -> int:
     return main(arguments)
 
 
+def _versions(arguments: list[str]) -> int:
+    from leeway.versions_command import main
+
+    return main(arguments)
+
+
 def _doctor(arguments: list[str]) -> int:
     from leeway.doctor import main
 
@@ -98,6 +104,7 @@ COMMANDS = {
     "export": Command(_export, "RUN --format parquet|jsonl [--out FILE]", "write a run's rollouts with their log-probs and outcomes"),
     "sft-export": Command(_sft_export, "RUN --min-reward R [--out FILE]", "write a run's verified responses as a supervised set"),
     "report": Command(_report, "RUN", "write report.html of a run"),
+    "versions": Command(_versions, "RUN [--json]", "every version of the weights: its parent, its files, what it sampled"),
     "whatif": Command(_whatif, "RUN --update U [--json]", "one recorded batch under every corrector and recipe, side by side"),
     "keys": Command(_keys, "FOLDER [NAME...]", "make the keys that let actors on other machines in"),
     "doctor": Command(_doctor, "", "does this machine have what Leeway needs"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from leeway import audit_command, export_command, report, sft_command, stats_command, whatif
+from leeway import audit_command, export_command, report, sft_command, stats_command, versions_command, whatif
 from leeway.tools import one_line
 from replay.store import SCHEMA_VERSION
 from replay.verify import main as verify_main
@@ -20,6 +20,7 @@ READERS: dict[str, Callable[[str], int]] = {
     "export": lambda run: export_command.main([run, "--format", "jsonl"]),
     "sft-export": lambda run: sft_command.main([run, "--min-reward", "1"]),
     "report": lambda run: report.main([run]),
+    "versions": lambda run: versions_command.main([run]),
     "whatif": lambda run: whatif.main([run, "--update", "1"]),
     "replay --verify": lambda run: one_line(lambda: verify_main(["--verify", run])),
 }

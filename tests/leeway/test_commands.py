@@ -22,6 +22,7 @@ FLAGS = {
     "stats": ["--help", "--json"],
     "audit": ["--help", "--json", "--rollout", "--update"],
     "report": ["--help"],
+    "versions": ["--help", "--json"],
     "whatif": ["--help", "--json", "--update"],
     "keys": ["--help"],
     "doctor": ["--help"],
