@@ -27,7 +27,8 @@ def versions(run_dir: Path) -> list[dict[str, Any]]:
             heldout[row.version].append([row.sampled, row.greedy])
         return [
             {
-                **row._asdict(), "retained": bool(row.retained), "checkpoint": checkpoints.get(row.version), "heldout": heldout[row.version],
+                **row._asdict(), "retained": bool(row.retained), "checkpoint": checkpoints.get(row.version),
+                "heldout": heldout[row.version],
                 **dict(zip(("rollouts", "tokens"), sampled.get(row.version, (0, 0)), strict=True)),
             }
             for row in run.read(VersionRow)
