@@ -9,6 +9,7 @@ from leeway.charts import number
 from leeway.tools import one_line, tool_parser
 from replay.reader import RunReader
 from replay.rows import CheckpointRow, EvalRow, VersionRow
+from wire.text import printable_lines
 
 HEAD = ("version", "from", "update", "state", "files", "checkpoint", "rollouts", "tokens", "held-out", "weights")
 SAMPLED = 'SELECT version, count(DISTINCT rollout_id), sum("end" - start) FROM spans GROUP BY version'
@@ -57,7 +58,7 @@ def main(arguments: list[str]) -> int:
 
     def body() -> int:
         rows = versions(options.run)
-        print(json.dumps(rows, indent=1) if options.json else "\n".join(lines(rows)))
+        print(json.dumps(rows, indent=1) if options.json else printable_lines("\n".join(lines(rows))))
         return 0
 
     return one_line(body)
