@@ -50,7 +50,7 @@ def uncorrected(config: "Config") -> str | None:
         if masks_only and recipe.group_mass_cap is None:
             return (f"recipe.objective = {recipe.objective!r} takes every token as if the current policy had sampled it: with "
                     f"replay.max_staleness = {budget}, staleness is uncorrected")
-    elif budget > 0 and recipe.base == "prox" and (masks_only or recipe.staleness == "m2_range"):
+    elif budget > 0 and recipe.base == "prox" and recipe.staleness != "decoupled":
         return (f"recipe.base = 'prox' clips cur/prox, and nothing weighs by prox/old: with replay.max_staleness = {budget}, staleness is "
                 "uncorrected; set recipe.staleness = 'decoupled'")
     if recipe.prox == "ewma" and ewma_window(config) == 0 and config.learner.steps_per_update == 1:

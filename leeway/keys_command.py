@@ -28,4 +28,4 @@ def make(folder: Path, names: list[str]) -> None:
               + " or ".join(f"{folder}/{name}.key_secret" for name in others))
         print(f"its config says   security.keys = \"THAT FOLDER\"   and   security.actor_key = \"{others[0]}\"")
     if "server" not in made and made:
-        print("start replay again: it reads its list when it starts")
+        print("a running replay sees the longer list within a second; nothing is started again")

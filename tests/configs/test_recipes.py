@@ -146,13 +146,14 @@ def test_no_other_named_recipe_leaves_staleness_uncorrected_at_budget_4() -> Non
 
 
 @pytest.mark.parametrize(("recipe", "steps"), [
-    ({}, 2), ({"staleness": "opsm"}, 2), ({"staleness": "m2_mask"}, 2), ({"staleness": "m2_range"}, 2), ({"objective": "cispo"}, 2),
+    ({}, 2), ({"staleness": "opsm"}, 2), ({"staleness": "m2_mask"}, 2), ({"staleness": "m2_range"}, 2), ({"staleness": "sis"}, 2),
+    ({"objective": "cispo"}, 2),
     ({"engine": "tis"}, 2), ({"prox": "ewma"}, 1), ({"prox": "ewma"}, 2)], ids=str)
 def test_a_clip_on_prox_alone_leaves_staleness_uncorrected(recipe: dict[str, Any], steps: int) -> None:
     """cur/prox is what this update did; prox/old is what the updates since the sampling did."""
     def line(budget: int, **more: Any) -> str | None:
         return uncorrected(validate(tree(recipe={"base": "prox", **recipe, **more}, learner={"steps_per_update": steps},
-                                         replay={"max_staleness": budget})))
+                                         sampling={"top_logprobs": 10}, replay={"max_staleness": budget})))
     for budget in (1, 4):
         assert f"nothing weighs by prox/old: with replay.max_staleness = {budget}" in str(line(budget))
         assert line(budget, staleness="decoupled") is None

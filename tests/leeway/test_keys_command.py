@@ -25,7 +25,7 @@ def test_it_says_what_it_made_and_what_to_do(tmp_path: Path, capsys: pytest.Capt
     assert f"{folder}/server.key and {folder}/gpu-2.key_secret" in out
     assert 'security.actor_key = "gpu-2"' in out
     assert main([folder, "gpu-3"]) == 0
-    assert "start replay again" in capsys.readouterr().out
+    assert "a running replay sees the longer list" in capsys.readouterr().out
     assert main([folder]) == 0
     assert "nothing to make" in capsys.readouterr().out
     assert main([folder, "Gpu"]) == 2
