@@ -20,7 +20,7 @@ from correction.ratios import (
     response_log_ratio,
     total_log_ratio,
 )
-from correction.staleness import decoupled, m2_mask, m2_range, opsm
+from correction.staleness import DECOUPLED_CAP, decoupled, m2_mask, m2_range, opsm
 from correction.table import PolicyTable
 
 FILTER_FUNCTIONS: dict[str, Callable[..., Factor]] = {
@@ -37,8 +37,8 @@ class Correction(NamedTuple):
 
     weight_RT: product of all weights, detached, 0 where keep is False. keep_RT: mask and every corrector's keep.
     factors: each corrector's own Factor, by "engine", "filter", "staleness", "group_mass".
-    counts: tokens by name, for the metrics: tokens, kept, <factor>_masked, engine_capped, group_mass_capped,
-    sis_accepted.
+    counts: tokens by name, for the metrics: tokens, kept, <factor>_masked, <factor>_capped of a factor with a cap,
+    capped (kept tokens whose weight any cap cut), sis_accepted.
     clip: (clip_low, clip_high) that m2_range set in place of the recipe's; None otherwise.
     """
 
@@ -67,10 +67,11 @@ def correct(
     mask_RT = table.mask_RT
     counts = {"tokens": int(mask_RT.sum())}
     factors: dict[str, Factor] = {}
+    at_cap: dict[str, Tensor] = {}
     if choice.engine != "none":
         factors["engine"] = _engine(table, choice)
-        at_cap_RT = factors["engine"].weight_RT >= choice.cap
-        counts["engine_capped"] = int((at_cap_RT & mask_RT).sum()) if choice.engine == "tis" else 0
+        if choice.engine == "tis":
+            at_cap["engine"] = factors["engine"].weight_RT >= choice.cap
     if choice.filter != "none":
         mismatch = _mismatch(table, choice.filter)
         factors["filter"] = FILTER_FUNCTIONS[choice.filter](mismatch, mask_RT, **choice.filter_hyper)
@@ -80,9 +81,10 @@ def correct(
         clip = m2_range(total, _needed(advantage_R, "m2_range"), mask_RT, **choice.staleness_hyper)  # type: ignore[arg-type]
     elif choice.staleness not in ("none", "sis"):
         factors["staleness"] = _staleness(table, choice, advantage_R)
+        if choice.staleness == "decoupled":
+            at_cap["staleness"] = factors["staleness"].weight_RT >= choice.staleness_hyper.get("cap", DECOUPLED_CAP)
     if choice.group_mass_cap_per_response is not None:
-        factors["group_mass"], cut_RT = _group_mass(table, choice.group_mass_cap_per_response)
-        counts["group_mass_capped"] = int(cut_RT.sum())
+        factors["group_mass"], at_cap["group_mass"] = _group_mass(table, choice.group_mass_cap_per_response)
 
     keep_RT = mask_RT.clone()
     weight_RT = torch.ones((), dtype=table.mu_RT.dtype, device=table.mu_RT.device)
@@ -95,6 +97,11 @@ def correct(
         accepted_RT = _needed(accepted_RT, "sis") & keep_RT
         counts["sis_accepted"] = int(accepted_RT.sum())
         weight_RT = torch.where(accepted_RT, 1.0, weight_RT)
+    capped_RT = torch.zeros_like(mask_RT)
+    for name, at_cap_RT in at_cap.items():
+        counts[f"{name}_capped"] = int((at_cap_RT & mask_RT).sum())
+        capped_RT |= at_cap_RT
+    counts["capped"] = int((capped_RT & keep_RT).sum())
     counts["kept"] = int(keep_RT.sum())
     return Correction(sanitise(weight_RT, keep_RT), keep_RT, factors, counts, clip)
 

@@ -9,15 +9,17 @@ from correction.factor import Factor, make_factor
 from correction.masked import check_advantage, check_known, check_mask, response_mean, sanitise
 from correction.ratios import PolicyLogRatio, TotalLogRatio, plain, ratio
 
+DECOUPLED_CAP = 5.0
+
 
 def decoupled(
-    log_ratio_RT: Tensor | PolicyLogRatio, mask_RT: Tensor, *, cap: float = 5.0, mode: str = "cap"
+    log_ratio_RT: Tensor | PolicyLogRatio, mask_RT: Tensor, *, cap: float = DECOUPLED_CAP, mode: str = "cap"
 ) -> Factor:
     """Weight of decoupled PPO, `exp(prox - old)`, for an objective on cur/prox.
 
     mode: "cap", min(weight, cap), nothing dropped; "mask", tokens above cap are dropped. ValueError otherwise.
     Source: Hilton et al. 2021, arXiv 2110.00641; AReaL, arXiv 2505.24298, which folds the engine ratio in (prox/mu).
-    Status: established (cap 5: recalled from AReaL's configs).
+    Status: established (cap 5: AReaL's bound, above which it drops unless told to clamp).
     """
     if not cap > 0 or mode not in ("cap", "mask"):
         raise ValueError(f"decoupled needs cap > 0 and mode cap or mask, got cap={cap} mode={mode!r}")

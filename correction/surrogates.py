@@ -187,6 +187,7 @@ def tapo(
     The gradient of token t reaches no earlier token and is not divided by t.
     Source: TAPO (trajectory-aware policy optimisation). Status: reconstructed.
     """
+    _check_clip(1 - clip_low, 1 + clip_high)
     log_ratio_RT = prefix_log_ratio(policy_log_ratio(cur_RT, base_RT), mask_RT)
     shrink_RT = mask_RT.cumsum(-1).clamp(min=1).to(cur_RT.dtype).pow(-decay)
     low_RT = 1 - (clip_low * shrink_RT).clamp(min=floor)
@@ -211,6 +212,9 @@ def minirl(
     without length normalisation (length_weighted or constant) and dr_grpo advantages. Dense models: no routing replay.
     Source: arXiv 2512.01374; clip .2 / .27 and cap 5 recalled, not checked. Status: reconstructed.
     """
+    _check_clip(1 - clip_low, 1 + clip_high)
+    if not cap > 0:
+        raise ValueError(f"minirl cap must be > 0, got {cap}")
     ratio_RT = ratio(policy_log_ratio(cur_RT, base_RT).value)
     goes_on_RT = torch.where(advantage_R1 > 0, ratio_RT <= 1 + clip_high, ratio_RT >= 1 - clip_low)
     weight_RT = ratio(cur_RT - sanitise(mu_RT, mask_RT))
@@ -219,12 +223,17 @@ def minirl(
     return Surrogate(slope_RT * cur_RT, slope_RT, side_RT)
 
 
+def _check_clip(low: float, high: float) -> None:
+    if not low <= 1 <= high:
+        raise ValueError(f"a clip needs clip_low >= 0 and clip_high >= 0, got an interval of {low} to {high}")
+
+
 def _clipped(
     log_ratio: Tensor, advantage_R1: Tensor, low: float | Tensor, high: float | Tensor
 ) -> Surrogate:
     """PPO's pessimistic clip to [low, high]. ValueError for plain bounds that do not hold 1, or are NaN."""
-    if isinstance(low, float | int) and isinstance(high, float | int) and not low <= 1 <= high:
-        raise ValueError(f"a clip needs clip_low >= 0 and clip_high >= 0, got an interval of {low} to {high}")
+    if isinstance(low, float | int) and isinstance(high, float | int):
+        _check_clip(low, high)
     value = ratio(log_ratio)
     free = torch.where(advantage_R1 > 0, value <= high, value >= low)
     value = torch.where(free, value, value.clamp(low, high)) * -advantage_R1

@@ -51,7 +51,7 @@ def measure(table: Table, prox_RT: Tensor, cur_RT: Tensor, advantage_R: Tensor, 
         "engines": by_engine(table),
         "advantage_abs": float(advantage_R.abs().mean()),
         **taken(mask_RT),
-        "capped": (correction.counts.get("engine_capped", 0) + correction.counts.get("group_mass_capped", 0)) / max(1, tokens),
+        "capped": correction.counts["capped"] / max(1, tokens),
         "clamped": clamped_count((*ratios.values(), policy_log_ratio(cur_RT, table.old_RT)), mask_RT),
         "weight_mean": float(masked_mean(correction.weight_RT, keep_RT)),
     }

@@ -213,11 +213,20 @@ def test_counts() -> None:
     version, group = torch.zeros(1, 5, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     t = PolicyTable(column, old, None, None, None, mask, version, group)
     assert correct(t, CorrectionChoice(engine="tis")).counts == {
-        "tokens": 4, "kept": 4, "engine_masked": 0, "engine_capped": 2
+        "tokens": 4, "kept": 4, "capped": 2, "engine_masked": 0, "engine_capped": 2
     }  # fmt: skip
     assert correct(t, CorrectionChoice(engine="icepop")).counts == {
-        "tokens": 4, "kept": 1, "engine_masked": 3, "engine_capped": 0
+        "tokens": 4, "kept": 1, "capped": 0, "engine_masked": 3
     }  # fmt: skip
+    prox = torch.tensor([[-3.0, -1.0, -0.5, -0.5, -1.0]], dtype=torch.float64)  # prox/old: 1, 1, e^4.5, 1
+    stale = PolicyTable(column, old, prox, None, None, mask, version, group)
+    both = CorrectionChoice(engine="tis", staleness="decoupled", base="prox", steps_per_update=2)
+    assert correct(stale, both).counts == {
+        "tokens": 4, "kept": 4, "capped": 3, "engine_masked": 0, "engine_capped": 2, "staleness_masked": 0, "staleness_capped": 1
+    }  # fmt: skip
+    dropped = replace(both, filter="veto", filter_hyper={"floor": 0.5}, staleness_hyper={"cap": 100.0})
+    assert correct(stale, dropped).counts["capped"] == 0  # the veto drops the response: what is dropped is not capped
+    assert correct(stale, replace(both, staleness_hyper={"cap": 100.0})).counts["staleness_capped"] == 0
 
 
 def test_a_missing_column_is_named(make_batch: Callable) -> None:

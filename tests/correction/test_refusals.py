@@ -42,6 +42,9 @@ def loss(objective: str, **hyper: float) -> Callable[[], object]:
     (loss("ppo", clip_low=math.nan, clip_high=0.2), "got an interval of nan to 1.2"),
     (loss("gppo", clip_low=0.2, clip_high=-0.1), "got an interval of 0.8 to 0.9"),
     (loss("gspo", clip_low=0.2, clip_high=-0.1), "got an interval of 0.8 to 0.9"),
+    (loss("tapo", clip_low=0.2, clip_high=-0.1), "got an interval of 0.8 to 0.9"),
+    (lambda: token_losses(ZERO, ZERO, ONE, MASK, objective="minirl", mu_RT=ZERO, clip_low=-0.2), "got an interval of 1.2 to 1.27"),
+    (lambda: token_losses(ZERO, ZERO, ONE, MASK, objective="minirl", mu_RT=ZERO, cap=0.0), "minirl cap must be > 0, got 0.0"),
 ])
 def test_refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError) as caught:

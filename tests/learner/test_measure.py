@@ -37,7 +37,7 @@ def measured(keep: torch.Tensor | None = None, stale_prox: float = 2.0, advantag
     cur = prox + logs([[1, 1.5, NAN], [update, 0.5, 1]])
     kept = MASK if keep is None else keep & MASK
     weight = torch.where(kept, torch.tensor([[1.0, 2.0, 0.0], [1.0, 1.0, 3.0]], dtype=torch.float64), 0.0)
-    correction = Correction(weight, kept, {"engine": Factor(weight, kept)}, {"tokens": 5, "kept": int(kept.sum())})
+    correction = Correction(weight, kept, {"engine": Factor(weight, kept)}, {"tokens": 5, "kept": int(kept.sum()), "capped": 2})
     version = torch.tensor([[4, 4, 4], [3, 3, 3]])
     table = Table(
         prompt_lens_R=torch.tensor([1, 1]), response_lens_R=torch.tensor([3, 3]), response_RT=RESPONSE, mask_RT=MASK, mu_RT=mu, old_RT=old,
@@ -67,6 +67,7 @@ def test_factors_over_all_tokens_and_by_age() -> None:
 def test_what_the_masks_took_by_quadrant_and_age() -> None:
     found = measured(torch.tensor([[T, F, T], [F, T, T]]))
     assert found["masked"] == pytest.approx(0.4)
+    assert found["capped"] == pytest.approx(0.4)
     assert found["masked_by"] == {"positive_low": 0.0, "positive_high": 0.2, "negative_low": 0.0, "negative_high": 0.2}
     assert found["masked_correct"] == pytest.approx(0.2)
     assert found["kept_mass"] == pytest.approx((1 + 1 + 4) / (1 + 2 + 2 + 1 + 4))
