@@ -74,6 +74,6 @@ away (at budget 4 from .44 down to .12; to .55 with `clip_low = 1`, which leaves
 
 On the fp8-rounded engine `geo_rs` has bounds of .98 and 1.02 and `carm` 1.03: theirs are for means over thousands of tokens, and of these
 4-token answers they drop 87 % and 46 %, after which what was left taught little or did harm (budgets 4 and 0: `geo_rs` .44 to .43 and .32,
-`carm` .44 to .50 and .47). `cispo` there at budget 4 fell in one of four runs, .44 to .41; the others ended at .54. How old the tokens of
-a run were (`staleness`, 1.5 to 3.7 on average at budget 4) depends on what else the machine does.
+`carm` .44 to .50 and .47). `cispo` there at budget 4 fell in one of five runs, .44 to .41, and rose in the others. How old the tokens of
+a run were (`staleness`, here 2.8 to 3.8 on average at budget 4; 1.5 was seen) depends on what else the machine does.
 """
