@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import learner.__main__ as program
-from learner import assemble, ranks
+from learner import assemble
 from learner.ranks import Ranks
 from learner.session import Session
 from learner.stop import Stop
@@ -97,9 +97,9 @@ def test_the_last_word_needs_no_reply() -> None:
 
 
 @pytest.mark.parametrize(("ends", "code"), [(True, 0), (False, 130), (RunError("no"), None)])
-def test_a_rank_that_ends_in_order_leaves_the_others_and_one_that_fails_does_not(
+def test_the_connection_is_closed_however_it_ends(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool | RunError, code: int | None) -> None:
-    """Left joined, gloo's threads may abort a process whose work is done; after an error the others may be in a collective."""
+    """Nothing closes it afterwards: the process ends without being torn down."""
     steps: list[str] = []
 
     def run() -> bool:
@@ -109,11 +109,10 @@ def test_a_rank_that_ends_in_order_leaves_the_others_and_one_that_fails_does_not
 
     session = SimpleNamespace(close=lambda: steps.append("closed"))
     monkeypatch.setattr(assemble, "assemble", lambda *_: SimpleNamespace(run=run, session=session))
-    monkeypatch.setattr(ranks, "leave", lambda: steps.append("left"))
     monkeypatch.setattr(program.Stop, "install", lambda self: None)
     if code is None:
         with pytest.raises(RunError):
             program.learn(make_config(tmp_path))
     else:
         assert program.learn(make_config(tmp_path)) == code
-    assert steps == ["closed"] + ["left"] * (code is not None)
+    assert steps == ["closed"]
