@@ -21,7 +21,7 @@ def versions(run_dir: Path) -> list[dict[str, Any]]:
     """A row per version, the oldest first, as plain JSON. rollouts, tokens: stored training samples with a token of that version, and those
     tokens. heldout: [sampled, greedy] of each finished evaluation. Raises ConfigError when there is no run."""
     with RunReader(run_dir) as run:
-        sampled = {version: counts for version, *counts in run.sql(SAMPLED)}
+        sampled = {version: {"rollouts": rollouts, "tokens": tokens} for version, rollouts, tokens in run.sql(SAMPLED)}
         checkpoints = {row.version: row.state for row in run.read(CheckpointRow)}
         heldout: dict[int, list[list[float | None]]] = defaultdict(list)
         for row in run.read(EvalRow, "state = 'done'"):
@@ -29,8 +29,7 @@ def versions(run_dir: Path) -> list[dict[str, Any]]:
         return [
             {
                 **row._asdict(), "retained": bool(row.retained), "checkpoint": checkpoints.get(row.version),
-                "heldout": heldout[row.version],
-                **dict(zip(("rollouts", "tokens"), sampled.get(row.version, (0, 0)), strict=True)),
+                "heldout": heldout[row.version], **sampled.get(row.version, {"rollouts": 0, "tokens": 0}),
             }
             for row in run.read(VersionRow)
         ]

@@ -50,7 +50,6 @@ def run_main(main: Callable[[], int | None]) -> int:
 def end(code: int) -> NoReturn:
     """The end of a process that was a rank: written is what was said, and the kernel does the rest. While the interpreter is torn down a
     thread of gloo that still has a tensor to free cannot have the GIL, and aborts the process: exit code -6 after all its work was done."""
-    logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -10,12 +10,14 @@ from leeway import cli, versions_command
 
 
 def test_a_line_per_version(run: Path, damage: Callable[..., list[tuple]], capsys: pytest.CaptureFixture[str]) -> None:
-    """Also after a fork, and where a response was sampled with two versions: it counts under both."""
+    """Also after a fork, and where a response was sampled with two versions: it counts under both, and once under each."""
     for version, digest in enumerate("abcde"):
         damage("UPDATE versions SET weights_digest = ? WHERE version = ?", digest * 64, version)
     damage("UPDATE versions SET state = 'orphaned' WHERE version = 4")
     damage("UPDATE spans SET version = 3 WHERE rollout_id = 't0000000.1.0'")
-    damage("INSERT INTO spans (rollout_id, span, version, start, \"end\", kv_clean) VALUES ('t0000000.1.0', 7, 0, 90, 97, 1)")
+    for span, start, end in [(7, 90, 95), (8, 95, 97)]:
+        damage("""INSERT INTO spans (rollout_id, span, version, start, "end", kv_clean) VALUES ('t0000000.1.0', ?, 0, ?, ?, 1)""",
+               span, start, end)
     assert cli.main(["versions", str(run)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "version  from  update  state     files    checkpoint  rollouts  tokens  held-out  weights",

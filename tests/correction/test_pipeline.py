@@ -227,6 +227,8 @@ def test_counts() -> None:
     dropped = replace(both, filter="veto", filter_hyper={"floor": 0.5}, staleness_hyper={"cap": 100.0})
     assert correct(stale, dropped).counts["capped"] == 0  # the veto drops the response: what is dropped is not capped
     assert correct(stale, replace(both, staleness_hyper={"cap": 100.0})).counts["staleness_capped"] == 0
+    twice = correct(PolicyTable(column - 3, column, column + 2, None, None, mask & (column > -4), version, group), both).counts
+    assert (twice["engine_capped"], twice["staleness_capped"], twice["capped"]) == (3, 3, 3)  # one token, cut by both: counted once
 
 
 def test_a_missing_column_is_named(make_batch: Callable) -> None:
